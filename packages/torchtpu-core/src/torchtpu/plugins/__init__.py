@@ -1,0 +1,35 @@
+"""The only surface that packs import."""
+
+from torchtpu.plugins.pack import Pack
+from torchtpu.plugins.records import (
+    CallSpec,
+    Check,
+    Collective,
+    Decomposition,
+    Finding,
+    GraphPass,
+    Kernel,
+    Lowering,
+    Namespace,
+    Origin,
+    Probe,
+    ShardingRule,
+    TensorSpec,
+)
+
+__all__ = [
+    "CallSpec",
+    "Check",
+    "Collective",
+    "Decomposition",
+    "Finding",
+    "GraphPass",
+    "Kernel",
+    "Lowering",
+    "Namespace",
+    "Origin",
+    "Pack",
+    "Probe",
+    "ShardingRule",
+    "TensorSpec",
+]
