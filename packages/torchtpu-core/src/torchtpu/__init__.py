@@ -1,0 +1,25 @@
+"""TorchTPU: ``device="tpu"`` for PyTorch. The public names, resolved at first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "set_mode": "torchtpu.config",
+    "get_mode": "torchtpu.config",
+    "mode": "torchtpu.config",
+    "fallbacks": "torchtpu.dispatch.fallback",
+    "reset_fallbacks": "torchtpu.dispatch.fallback",
+    "to_jax": "torchtpu.interop",
+    "from_jax": "torchtpu.interop",
+}
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'torchtpu' has no attribute {name!r}")

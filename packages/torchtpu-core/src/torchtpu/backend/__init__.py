@@ -1,0 +1,1 @@
+"""How torch sees the device."""

@@ -1,0 +1,38 @@
+"""torch.save and torch.load for the device's storages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchtpu.tensors.layout import buffer_layout
+from torchtpu.tensors.storage import TpuStorage, new_tensor
+
+
+def _tag(storage: Any) -> str | None:
+    return "tpu:0" if isinstance(storage, TpuStorage) else None
+
+
+def _restore(storage: Any, location: str) -> Any:
+    if not location.startswith("tpu"):
+        return None
+    return to_tpu(storage)
+
+
+def to_tpu(storage: Any) -> TpuStorage:
+    """A device storage with the bytes of a CPU storage."""
+    if isinstance(storage, TpuStorage):
+        return storage
+    fresh = new_tensor(buffer_layout((storage.nbytes(),), torch.uint8)).untyped_storage()
+    return fresh.copy_(storage)  # type: ignore[return-value]
+
+
+_done: list[bool] = []
+
+
+def register() -> None:
+    """Tell torch.serialization how to tag and restore storages; once."""
+    if not _done:
+        _done.append(True)
+        torch.serialization.register_package(9, _tag, _restore)

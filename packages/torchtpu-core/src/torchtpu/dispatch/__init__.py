@@ -1,0 +1,1 @@
+"""From an ATen call to a program and its results."""

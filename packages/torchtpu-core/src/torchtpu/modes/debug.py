@@ -1,0 +1,108 @@
+"""Debug mode: one operator at a time, waited for and checked, errors at the user's line."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from torchtpu.runtime import client
+
+_INTERNAL = ("/torch/", "/torchtpu/", "/torchtpu_ops/", "/torchtpu_kernels/", "/torchtpu_dist/", "/jax/")
+
+
+def user_frame() -> str:
+    """``file:line`` of the innermost frame that is neither torch's, jax's nor ours."""
+    for frame in reversed(traceback.extract_stack(sys._getframe(1))):
+        if not any(part in frame.filename.replace("\\", "/") for part in _INTERNAL):
+            return f"{frame.filename}:{frame.lineno}"
+    return "<unknown>"
+
+
+def _shapes(args: Any, kwargs: Any) -> str:
+    def show(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return f"{str(value.dtype)[6:]}{list(value.shape)}"
+        if isinstance(value, list | tuple):
+            return "[" + ", ".join(show(v) for v in value) + "]"
+        return repr(value)
+
+    return ", ".join([show(a) for a in args] + [f"{k}={show(v)}" for k, v in kwargs.items()])
+
+
+def located(error: BaseException, family: Any, args: Any, kwargs: Any) -> BaseException:
+    """The same kind of error with the operator, its argument shapes and the user's line added."""
+    from torchtpu.dispatch.schema import op_name
+
+    text = f"{error}\n  operator: {op_name(family.op)}({_shapes(args, kwargs)})\n  at {user_frame()}"
+    if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+        return torch.OutOfMemoryError(text)
+    try:
+        return type(error)(text)
+    except Exception:
+        return RuntimeError(text)
+
+
+def _bad(array: Any) -> tuple[bool, bool]:
+    values = np.asarray(array)
+    if values.dtype.kind not in "fcV" or not values.size:
+        return False, False
+    if values.dtype.kind == "V" or values.dtype.itemsize == 2 or values.dtype.itemsize == 1:
+        values = values.astype(np.float32)
+    return bool(np.isnan(values).any()), bool(np.isinf(values).any())
+
+
+def _state(values: Any) -> tuple[bool, bool]:
+    """Whether any tensor or number in ``values`` is NaN, is infinite."""
+    nan = inf = False
+    for leaf in tree_flatten(values)[0]:
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            found = _bad(leaf.detach().cpu().to(torch.complex128 if leaf.is_complex() else torch.float64).numpy())
+        elif isinstance(leaf, float):
+            found = leaf != leaf, leaf in (float("inf"), float("-inf"))
+        else:
+            continue
+        nan, inf = nan or found[0], inf or found[1]
+    return nan, inf
+
+
+def _validate(family: Any, args: Any, kwargs: Any) -> None:
+    from torchtpu.dispatch import lower
+    from torchtpu.dispatch.schema import UNLOWERED
+
+    check = family.lowering.validate
+    if check is None or family.base is not None:
+        return
+    host = tree_map(lambda v: v.cpu().float().numpy() if isinstance(v, Tensor) and v.dtype == torch.bfloat16
+                    else v.cpu().numpy() if isinstance(v, Tensor) else v, (args, kwargs))  # fmt: skip
+    bound = lower.bind(family.op, *host)
+    check(**{k: v for k, v in bound.items() if k not in UNLOWERED and k not in family.outs})
+
+
+def run(family: Any, entry: Any, args: Any, kwargs: Any, launch: Callable[[], Any]) -> Any:
+    """Check the indices, launch, wait, check the results for new NaN and Inf."""
+    client.check_fork()
+    try:
+        with torch.no_grad():
+            _validate(family, args, kwargs)
+            before = _state((args, kwargs))
+        result = launch()
+        with torch.no_grad():
+            after = _state(result)
+        for kind, was, now in zip(("NaN", "Inf"), before, after, strict=True):
+            if now and not was and not (kind == "Inf" and before[0]) and not _fresh_memory(family):
+                raise FloatingPointError(f"{kind} in the result of an operator whose inputs have none")
+    except Exception as error:
+        raise located(error, family, args, kwargs) from None
+    return result
+
+
+def _fresh_memory(family: Any) -> bool:
+    """Copies and fills are allowed to bring what the user asked for."""
+    return family.lowering.op.split("::")[1].split(".")[0] in {"copy", "fill", "_to_copy", "clone", "where"}

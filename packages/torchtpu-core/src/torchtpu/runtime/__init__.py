@@ -1,0 +1,1 @@
+"""PJRT: platform choice, transfers, compiled programs."""

@@ -1,0 +1,1 @@
+"""Storages with device buffers, and strided views of them."""

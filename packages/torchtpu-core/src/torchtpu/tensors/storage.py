@@ -1,0 +1,167 @@
+"""`TpuStorage`: the storage object that holds a tensor's device buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from torchtpu.runtime import client, transfer
+from torchtpu.tensors.layout import Layout, buffer_layout, tensor_layout
+
+_create = torch._C._acc.create_empty_tensor
+META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+
+
+class TpuStorage(UntypedStorage):
+    """A storage whose bytes live in a JAX array, in the row-major shape of ``layout``.
+
+    ``buffer`` is None while nothing was written. ``views`` tells that a tensor with another layout
+    may exist. ``shared`` tells that somebody outside holds the array, so it must not be donated.
+    """
+
+    buffer: Any
+    layout: Layout
+    views: bool
+    shared: bool
+
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.layout.nbytes
+
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.layout.nbytes
+
+    def __len__(self) -> int:
+        return self.layout.nbytes
+
+    def resize_(self, size: int) -> TpuStorage:
+        """Resize to ``size`` bytes, keeping the common prefix; 0 frees the memory."""
+        if size != self.layout.nbytes:
+            old, was = self.buffer, self.layout
+            self.layout, self.buffer, self.views = buffer_layout((size,), torch.uint8), None, True
+            common = min(size, was.nbytes)
+            if old is not None and common:
+                raw = transfer.to_host_bytes(old)
+                self.buffer = transfer.put(transfer.padded(raw[:common], size))
+        return self
+
+    def cpu(self) -> UntypedStorage:
+        """A CPU storage with the same bytes."""
+        host = torch.empty(self.layout.nbytes, dtype=torch.uint8)
+        if self.layout.nbytes:
+            host.numpy()[:] = transfer.to_host_bytes(materialize(self))
+        return host.untyped_storage()
+
+    def clone(self) -> TpuStorage:
+        """A new storage with the same bytes."""
+        fresh = new_tensor(self.layout).untyped_storage()
+        if self.buffer is not None:
+            fresh.buffer = transfer.duplicate(self.buffer)
+        fresh.views = self.views
+        return fresh
+
+    def copy_(self, source: UntypedStorage, non_blocking: bool = False) -> TpuStorage:
+        """Overwrite with the bytes of a storage of the same size."""
+        if source.nbytes() != self.layout.nbytes:
+            raise RuntimeError(f"storage sizes differ: {source.nbytes()} and {self.layout.nbytes} bytes")
+        if isinstance(source, TpuStorage) and source.layout is self.layout:
+            self.buffer = transfer.duplicate(materialize(source))
+            return self
+        host = source.cpu() if isinstance(source, TpuStorage) else source
+        raw = torch.empty(0, dtype=torch.uint8).set_(host)
+        self.layout, self.views = buffer_layout((raw.numel(),), torch.uint8), True
+        self.buffer = transfer.put(raw.numpy().copy())
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TpuStorage:
+        """One copy per storage and deepcopy call, so that aliases stay aliases."""
+        done = memo.setdefault("torch", {})  # type: ignore[call-overload]
+        if self._cdata not in done:
+            done[self._cdata] = self.clone()
+        return done[self._cdata]
+
+    def tolist(self) -> list[int]:
+        """The bytes as Python integers."""
+        return list(self.cpu())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.cpu()[index]
+
+
+def new_tensor(layout: Layout, buffer: Any = None) -> Tensor:
+    """A contiguous tensor on a fresh storage of the canonical ``layout``."""
+    tensor = _create(layout.shape, layout.dtype)
+    storage = tensor.untyped_storage()
+    storage.__class__ = TpuStorage
+    storage.buffer = buffer
+    storage.layout = layout
+    storage.views = False
+    storage.shared = False
+    return tensor
+
+
+_as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+
+
+def strided(tensor: Tensor, shape: Any, strides: Any, offset: int = 0) -> Tensor:
+    """A view of ``tensor``'s storage."""
+    tensor.untyped_storage().views = True
+    return _as_strided(META, tensor, shape, strides, offset)
+
+
+def on_storage(storage: TpuStorage, dtype: torch.dtype, shape: Any, strides: Any, offset: int) -> Tensor:
+    """A tensor of any dtype and layout on an existing storage."""
+    storage.views = True
+    return _set(META, _create((0,), dtype), storage, offset, shape, strides)
+
+
+def new_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, buffer: Any = None) -> Tensor:
+    """A tensor with dense strides on a fresh buffer that is row-major in stride order."""
+    order = dense_order(shape, strides)
+    if order is None:
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        flat = new_tensor(buffer_layout((0 if 0 in shape else extent,), dtype), buffer)
+        return strided(flat, shape, strides)
+    base = new_tensor(buffer_layout(tuple(shape[i] for i in order), dtype), buffer)
+    return strided(base, shape, strides)
+
+
+def dense_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The dimension order in which ``strides`` are row-major, or None if they leave holes."""
+    order = sorted(range(len(shape)), key=lambda i: (-strides[i], shape[i] == 1, i))
+    expected = 1
+    for i in reversed(order):
+        if shape[i] != 1 and strides[i] != expected:
+            return None
+        expected *= max(shape[i], 1)
+    return tuple(order)
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """The layout of a tpu tensor on its storage's buffer."""
+    storage = tensor.untyped_storage()
+    return tensor_layout(tensor, storage.layout) if storage.views else storage.layout
+
+
+def materialize(storage: TpuStorage) -> Any:
+    """The storage's buffer; allocates zeros if nothing was written yet."""
+    buffer = storage.buffer
+    if buffer is None:
+        client.check_fork()
+        buffer = storage.buffer = transfer.zeros(storage.layout.shape, storage.layout.np_dtype)
+    return buffer
+
+
+def adopt(tensor: Tensor) -> TpuStorage:
+    """Turn a raw storage of the device (made inside torch) into a `TpuStorage`."""
+    storage = tensor.untyped_storage()
+    if not isinstance(storage, TpuStorage):
+        size = storage.nbytes()
+        storage.__class__ = TpuStorage
+        storage.layout = buffer_layout((size,), torch.uint8)
+        storage.buffer, storage.views, storage.shared = None, True, False
+    return storage
