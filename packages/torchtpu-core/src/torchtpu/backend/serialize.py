@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from torchtpu.tensors.layout import buffer_layout
-from torchtpu.tensors.storage import TpuStorage, new_tensor
+from torchtpu.tensors.storage import TpuStorage, raw_storage
 
 
 def _tag(storage: Any) -> str | None:
@@ -24,8 +23,7 @@ def to_tpu(storage: Any) -> TpuStorage:
     """A device storage with the bytes of a CPU storage."""
     if isinstance(storage, TpuStorage):
         return storage
-    fresh = new_tensor(buffer_layout((storage.nbytes(),), torch.uint8)).untyped_storage()
-    return fresh.copy_(storage)  # type: ignore[return-value]
+    return raw_storage(storage.nbytes()).copy_(storage)
 
 
 _done: list[bool] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -154,6 +155,19 @@ def materialize(storage: TpuStorage) -> Any:
         client.check_fork()
         buffer = storage.buffer = transfer.zeros(storage.layout.shape, storage.layout.np_dtype)
     return buffer
+
+
+_addresses = itertools.count(1 << 46, 1 << 12)  # never dereferenced
+
+
+def raw_storage(nbytes: int) -> TpuStorage:
+    """A storage of bytes without a tensor, at a made-up address that torch can tell from others."""
+    address = next(_addresses)
+    storage = torch._C._construct_storage_from_data_pointer(address, torch.device("tpu", 0), nbytes)
+    storage.__class__ = TpuStorage
+    storage.layout, storage.buffer = buffer_layout((nbytes,), torch.uint8), None
+    storage.views, storage.shared = True, False
+    return storage  # type: ignore[no-any-return]
 
 
 def adopt(tensor: Tensor) -> TpuStorage:
