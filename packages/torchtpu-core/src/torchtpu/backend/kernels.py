@@ -14,6 +14,7 @@ from torchtpu.runtime import client, transfer
 from torchtpu.tensors.dtypes import to_numpy
 from torchtpu.tensors.layout import buffer_layout, contiguous_strides
 from torchtpu.tensors.storage import (
+    CPU,
     META,
     TpuStorage,
     adopt,
@@ -116,7 +117,8 @@ def set_storage_offset(tensor: Tensor, source: Any, offset: int, size: Any, stri
     shape = tuple(size)
     strides = tuple(stride) or contiguous_strides(shape)
     source.views = True
-    return _set_meta(META, tensor, source, offset, shape, strides)
+    # torch's meta kernel grows the storage's size and refuses one that has a fixed size
+    return _set_meta(META if source.resizable() else CPU, tensor, source, offset, shape, strides)
 
 
 def set_storage(tensor: Tensor, source: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torchtpu.tensors.layout import Layout, buffer_layout, tensor_layout
 
 _create = torch._C._acc.create_empty_tensor
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 class TpuStorage(UntypedStorage):
