@@ -85,10 +85,9 @@ def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
     """torch's own shape, dtype and stride rules; raises what they raise."""
 
     def scalar(hole: ScalarHole) -> Any:
-        value = 1 if hole.kind is not bool else True
-        if hole.wrapped:
-            return _wrapped(hole.kind)
-        return torch.zeros((), dtype=hole.dtype) if hole.dtype is not None else hole.kind(value)
+        # torch wraps a plain number given for a tensor, so a wrapped one goes back as a number
+        plain = hole.dtype is None or hole.wrapped
+        return hole.kind(1) if plain else torch.zeros((), dtype=hole.dtype)
 
     args = fill(call.args, lambda h: metas[h.index], scalar)
     kwargs = fill(call.kwargs, lambda h: metas[h.index], scalar)
@@ -96,15 +95,6 @@ def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
     if "device" in kwargs:
         kwargs["device"] = torch.device("meta")
     return call.family.op(*args, **kwargs)
-
-
-def _wrapped(kind: type) -> Any:
-    # ops that take a wrapped number as a tensor take a plain number as well, through the Python bindings
-    return torch.ops.aten.scalar_tensor(1, dtype=_WRAPPED[kind]) if kind not in _PROBES else _PROBES[kind]()
-
-
-_WRAPPED = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}
-_PROBES: dict[type, Callable[[], Any]] = {}
 
 
 def _body(call: Call, metas: list[torch.Tensor], wanted: list[Any], notes: dict[str, Any]) -> Callable[..., list[Any]]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from torchtpu.runtime import client
+from torchtpu.runtime import cache, client
 
 compilations = [0]
 launches = [0]
@@ -67,7 +67,7 @@ def build(name: str, fn: Callable[..., Any], avals: Sequence[Any], donate: Seque
         pruned.__name__ = name
         donated = tuple(i for i, k in enumerate(kept) if k in donate)
         jitted = jax.jit(pruned, donate_argnums=donated, keep_unused=True)
-        compiled = jitted.lower(*[avals[k] for k in kept]).compile(compiler_options=_options())
+        compiled = cache.compile(jitted.lower(*[avals[k] for k in kept]), _options())
     compilations[0] += 1
     return Program(name, compiled, tuple(kept))
 
