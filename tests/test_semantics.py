@@ -109,7 +109,7 @@ def test_autograd_through_inplace_on_views():
     x = torch.randn(4, 4)
     grads = []
     for device in ("cpu", "tpu"):
-        leaf = x.to(device).requires_grad_()
+        leaf = x.detach().clone().to(device).requires_grad_()
         y = leaf * 2
         y[1:3].mul_(3)
         y.t()[0] = 1.0

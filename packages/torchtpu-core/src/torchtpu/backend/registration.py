@@ -11,6 +11,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import backend_registration
 
+# torch builds these from an allocation and a copy, which is how they cross devices.
+CROSSING = frozenset({"_to_copy"})
 _libraries: list[torch.library.Library] = []
 _lock = threading.RLock()
 _started: list[bool] = []
@@ -67,7 +69,7 @@ def start() -> None:
     with _lock:
         if _started:
             return
-        from torchtpu.backend import kernels, serialize
+        from torchtpu.backend import amp, kernels, serialize
 
         special = kernels.table()
         _kernels.update(special)
@@ -79,6 +81,7 @@ def start() -> None:
                 library.impl(name, kernel)
         _register_lowerings(library, special)
         serialize.register()
+        _libraries.extend(amp.register())
 
 
 def _composite(name: str) -> bool:
@@ -101,7 +104,7 @@ def _register_lowerings(library: torch.library.Library, special: dict[str, Any])
             continue
         for op in _relatives(functional):
             short = _short(op)
-            if short not in special and not _composite(f"aten::{short}"):
+            if short not in special and short not in CROSSING and not _composite(f"aten::{short}"):
                 special[short] = True
                 library.impl(short, _resolving(library, short, op))
 

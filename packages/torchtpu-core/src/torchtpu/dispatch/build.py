@@ -91,7 +91,6 @@ def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
 
     args = fill(call.args, lambda h: metas[h.index], scalar)
     kwargs = fill(call.kwargs, lambda h: metas[h.index], scalar)
-    kwargs.pop("generator", None)
     if "device" in kwargs:
         kwargs["device"] = torch.device("meta")
     return call.family.op(*args, **kwargs)
@@ -196,6 +195,26 @@ def _describe(meta: Any, array: Any) -> Result:
     return Result(buffer_layout(tuple(shape[i] for i in order), meta.dtype), shape, strides)
 
 
+def _cpu_error(call: Call) -> Exception | None:
+    """The error that CPU raises for the same shapes and dtypes; its words are what users know."""
+
+    def host(hole: TensorHole) -> torch.Tensor:
+        layout = call.layouts[hole.index]
+        return torch.zeros((), dtype=layout.dtype).expand(layout.shape)
+
+    def scalar(hole: ScalarHole) -> Any:
+        return torch.zeros((), dtype=hole.dtype) if hole.dtype and not hole.wrapped else hole.kind(1)
+
+    kwargs = fill(call.kwargs, host, scalar)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    try:
+        call.family.op(*fill(call.args, host, scalar), **kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
 _NO_META = (NotImplementedError, DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -211,6 +230,9 @@ def _wanted(call: Call, metas: list[torch.Tensor]) -> tuple[Any, list[Any]]:
     except _NO_META:
         tree = tuple(_Unknown() for r in returns if r.alias_info is None)
         tree = tree[0] if len(tree) == 1 else tree
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        same = _cpu_error(call)
+        raise (same or error) from None
     fresh = [r.alias_info is None for r in returns]
     parts = tree if isinstance(tree, tuple) and len(returns) > 1 else (tree,)
     wanted = [leaf for part, new in zip(parts, fresh, strict=False) if new for leaf in lower.flatten(part)]

@@ -43,7 +43,7 @@ class Encoder:
         """Encode one call; a CPU tensor that is not 0-d raises torch's device error."""
         out = _Encoded(self.moves)
         tree = tuple(out.leaf(a, v) for a, v in zip(args, self.varying, strict=False))
-        named = {n: out.leaf(a, self.by_name[n]) for n, a in kwargs.items() if n != "generator"}
+        named = {n: out.leaf(None if n == "generator" else a, self.by_name[n]) for n, a in kwargs.items()}
         out.key.append(tuple(named))
         out.tree, out.named = tree, named
         return out
@@ -107,14 +107,23 @@ class _Encoded:
 
 def make_call(family: Family) -> Callable[..., Any]:
     """The PrivateUse1 kernel of an overload that has a lowering."""
-    if family.lowering is None:
-        return fallback.make(family.op)
-    if family.lowering.host:
-        return fallback.make(family.op, declared=True)
+    if family.lowering is None or family.lowering.host:
+        return _checked(family, fallback.make(family.op, declared=family.lowering is not None))
     slow = _slow_call(family)
     if family.writes or family.hidden or family.lowering.rng:
         return slow
     return _fast_call(slow)
+
+
+def _checked(family: Family, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Debug mode looks at what the host computes, too."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if config.debugging[0] and config.get_mode() == "debug":
+            return debug.run(family, args, kwargs, lambda: kernel(*args, **kwargs))
+        return kernel(*args, **kwargs)
+
+    return call
 
 
 def _fast_call(slow: Any) -> Callable[..., Any]:
@@ -177,7 +186,7 @@ def _slow_call(family: Family) -> Callable[..., Any]:
         if isinstance(entry, HostOnly):
             return host(*args, **kwargs)
         if config.debugging[0] and config.get_mode() == "debug":
-            return debug.run(family, entry, args, kwargs, lambda: launch(family, entry, enc, args, kwargs))
+            return debug.run(family, args, kwargs, lambda: launch(family, entry, enc, args, kwargs))
         if learn is not None and entry.direct and not enc.scalars and len(set(enc.places)) == len(enc.places):
             learn[0][learn[1]] = entry
         return launch(family, entry, enc, args, kwargs)

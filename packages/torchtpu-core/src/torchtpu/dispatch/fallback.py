@@ -37,8 +37,13 @@ def make(op: OpOverload, declared: bool = False) -> Callable[..., Any]:
     rule = None if declared else _decomposition(op)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if rule is not None:
-            result = rule(*args, **kwargs)
+        busy = _local.__dict__.setdefault("busy", set())
+        if rule is not None and name not in busy:  # some rules end in the operator itself
+            busy.add(name)
+            try:
+                result = rule(*args, **kwargs)
+            finally:
+                busy.discard(name)
             if result is not NotImplemented:
                 return result
         if not declared:

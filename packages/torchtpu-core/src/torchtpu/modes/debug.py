@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from torchtpu.dispatch import lower
+from torchtpu.dispatch.schema import UNLOWERED, op_name
 from torchtpu.runtime import client
 
 _INTERNAL = ("/torch/", "/torchtpu/", "/torchtpu_ops/", "/torchtpu_kernels/", "/torchtpu_dist/", "/jax/")
@@ -38,8 +40,6 @@ def _shapes(args: Any, kwargs: Any) -> str:
 
 def located(error: BaseException, family: Any, args: Any, kwargs: Any) -> BaseException:
     """The same kind of error with the operator, its argument shapes and the user's line added."""
-    from torchtpu.dispatch.schema import op_name
-
     text = f"{error}\n  operator: {op_name(family.op)}({_shapes(args, kwargs)})\n  at {user_frame()}"
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
         return torch.OutOfMemoryError(text)
@@ -73,10 +73,7 @@ def _state(values: Any) -> tuple[bool, bool]:
 
 
 def _validate(family: Any, args: Any, kwargs: Any) -> None:
-    from torchtpu.dispatch import lower
-    from torchtpu.dispatch.schema import UNLOWERED
-
-    check = family.lowering.validate
+    check = family.lowering.validate if family.lowering is not None else None
     if check is None or family.base is not None:
         return
     host = tree_map(lambda v: v.cpu().float().numpy() if isinstance(v, Tensor) and v.dtype == torch.bfloat16
@@ -85,7 +82,7 @@ def _validate(family: Any, args: Any, kwargs: Any) -> None:
     check(**{k: v for k, v in bound.items() if k not in UNLOWERED and k not in family.outs})
 
 
-def run(family: Any, entry: Any, args: Any, kwargs: Any, launch: Callable[[], Any]) -> Any:
+def run(family: Any, args: Any, kwargs: Any, launch: Callable[[], Any]) -> Any:
     """Check the indices, launch, wait, check the results for new NaN and Inf."""
     client.check_fork()
     try:
@@ -104,5 +101,6 @@ def run(family: Any, entry: Any, args: Any, kwargs: Any, launch: Callable[[], An
 
 
 def _fresh_memory(family: Any) -> bool:
-    """Copies and fills are allowed to bring what the user asked for."""
-    return family.lowering.op.split("::")[1].split(".")[0] in {"copy", "fill", "_to_copy", "clone", "where"}
+    """Copies and fills may bring what the user asked for."""
+    name = family.op._schema.name.removeprefix("aten::").rstrip("_")
+    return name in {"copy", "fill", "clone", "full", "masked_fill", "index_put", "scatter", "constant_pad_nd"}
