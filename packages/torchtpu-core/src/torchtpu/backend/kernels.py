@@ -22,7 +22,7 @@ from torchtpu.tensors.storage import (
     materialize,
     new_strided,
     new_tensor,
-    on_storage,
+    revive,
 )
 
 _aten = torch.ops.aten
@@ -112,7 +112,7 @@ _set_meta = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 def set_storage_offset(tensor: Tensor, source: Any, offset: int, size: Any, stride: Any = ()) -> Tensor:
     """``aten::set_.source_Storage_storage_offset``."""
-    if not isinstance(source, TpuStorage):
+    if not isinstance(revive(source), TpuStorage):
         raise RuntimeError(f"torchtpu: set_ of a tpu tensor needs a tpu storage, got one on {source.device}")
     shape = tuple(size)
     strides = tuple(stride) or contiguous_strides(shape)
@@ -123,7 +123,7 @@ def set_storage_offset(tensor: Tensor, source: Any, offset: int, size: Any, stri
 
 def set_storage(tensor: Tensor, source: Any) -> Tensor:
     """``aten::set_.source_Storage``."""
-    count = source.nbytes() // tensor.element_size()
+    count = revive(source).nbytes() // tensor.element_size()
     return set_storage_offset(tensor, source, 0, (count,), (1,))
 
 

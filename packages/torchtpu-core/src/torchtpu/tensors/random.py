@@ -65,49 +65,20 @@ default_stream.set(int(torch.initial_seed()), 0)
 
 
 class Generator(torch.Generator):
-    """A generator of the device's stream, for ``generator=``; ``device`` says ``tpu``."""
+    """A generator for ``generator=`` on the device; ``device`` says ``tpu``, the state is the host's."""
 
     def __new__(cls, device: Any = "tpu") -> Generator:
         """Make the host object that torch's argument parser accepts."""
         return super().__new__(cls, device="cpu")
-
-    def __init__(self, device: Any = "tpu") -> None:
-        self.stream = Stream(torch.default_generator.initial_seed())
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The tpu device."""
         return torch.device("tpu", 0)
 
-    def manual_seed(self, seed: int) -> Generator:
-        """Start the stream of ``seed`` over."""
-        self.stream.set(seed, 0)
-        return self
 
-    def initial_seed(self) -> int:
-        """The seed of the stream."""
-        return self.stream.seed
-
-    def seed(self) -> int:
-        """Choose a random seed and return it."""
-        seed = int.from_bytes(__import__("os").urandom(8), "little")
-        self.stream.set(seed, 0)
-        return seed
-
-    def get_state(self) -> torch.Tensor:
-        """See `Stream.get_state`."""
-        return self.stream.get_state()
-
-    def set_state(self, new_state: torch.Tensor) -> Generator:
-        """See `Stream.set_state`."""
-        self.stream.set_state(new_state)
-        return self
-
-
-def stream_of(generator: Any) -> Stream:
-    """The stream behind a ``generator=`` argument; a CPU generator seeds a fresh stream each time."""
+def stream_of(generator: torch.Generator | None) -> Stream:
+    """The device's stream, or one whose seed is the next number of ``generator``."""
     if generator is None:
         return default_stream
-    if isinstance(generator, Generator):
-        return generator.stream
     return Stream(int(torch.randint(2**62, (), generator=generator)))

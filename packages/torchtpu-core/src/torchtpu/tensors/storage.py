@@ -80,10 +80,12 @@ class TpuStorage(UntypedStorage):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TpuStorage:
         """One copy per storage and deepcopy call, so that aliases stay aliases."""
-        done = memo.setdefault("torch", {})  # type: ignore[call-overload]
+        done: dict[int, Any] = memo.setdefault("torch", {})  # type: ignore[call-overload]
         if self._cdata not in done:
-            done[self._cdata] = self.clone()
-        return done[self._cdata]
+            fresh = self.clone()
+            fresh.__class__ = UntypedStorage  # torch's deepcopy wants this very class; `revive` undoes it
+            done[self._cdata] = fresh
+        return done[self._cdata]  # type: ignore[no-any-return]
 
     def tolist(self) -> list[int]:
         """The bytes as Python integers."""
@@ -169,6 +171,13 @@ def raw_storage(nbytes: int) -> TpuStorage:
     storage.layout, storage.buffer = buffer_layout((nbytes,), torch.uint8), None
     storage.views, storage.shared = True, False
     return storage  # type: ignore[no-any-return]
+
+
+def revive(storage: Any) -> Any:
+    """Give a storage that went through torch's deepcopy its class back."""
+    if type(storage) is UntypedStorage and "layout" in storage.__dict__:
+        storage.__class__ = TpuStorage
+    return storage
 
 
 def adopt(tensor: Tensor) -> TpuStorage:
