@@ -4,7 +4,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-KINDS = ("slice", "t", "select", "view", "add_", "mul_", "copy_", "zero_", "fill_", "masked_fill_", "index_put_")
+KINDS = (
+    "slice",
+    "t",
+    "select",
+    "view",
+    "add_",
+    "mul_",
+    "copy_",
+    "zero_",
+    "fill_",
+    "masked_fill_",
+    "index_put_",
+)
 
 
 def _apply(kind, numbers, tensors):
@@ -36,7 +48,9 @@ def _apply(kind, numbers, tensors):
         x[torch.tensor([a % x.shape[0]])] = float(b)
 
 
-steps = st.lists(st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 11), min_size=3, max_size=3)), max_size=7)
+steps = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 11), min_size=3, max_size=3)), max_size=7
+)
 
 
 @settings(max_examples=25, deadline=None)

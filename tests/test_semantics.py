@@ -151,7 +151,9 @@ def test_debug_mode_names_operator_and_line():
     x = torch.tensor([1.0, -1.0], device="tpu")
     with torchtpu.mode("debug"):
         assert (x + 1).cpu().tolist() == [2, 0]
-        with pytest.raises(FloatingPointError, match=r"(?s)NaN.*aten::log\(float32\[2\]\).*test_semantics.py"):
+        with pytest.raises(
+            FloatingPointError, match=r"(?s)NaN.*aten::log\(float32\[2\]\).*test_semantics.py"
+        ):
             torch.log(x)
         with pytest.raises(RuntimeError, match=r"(?s)must match.*aten::add.*test_semantics.py"):
             x + torch.ones(3, device="tpu")
@@ -225,5 +227,7 @@ def test_steps_compile_nothing_and_keep_memory():
 def test_dataloader_with_fork_workers():
     data = torch.utils.data.TensorDataset(torch.arange(12.0))
     torch.ones(1, device="tpu").cpu()
-    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60
+    )
     assert sum(batch.to("tpu").sum().item() for (batch,) in loader) == 66

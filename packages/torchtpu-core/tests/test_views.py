@@ -45,7 +45,11 @@ def chains(draw):
 
 
 def _step(draw, view):
-    kind = draw(st.sampled_from(["slice", "step", "transpose", "select", "unsqueeze", "flatten", "expand", "diagonal"]))
+    kind = draw(
+        st.sampled_from(
+            ["slice", "step", "transpose", "select", "unsqueeze", "flatten", "expand", "diagonal"]
+        )
+    )
     dims = view.dim()
     if kind == "unsqueeze":
         return view.unsqueeze(draw(st.integers(0, dims)))

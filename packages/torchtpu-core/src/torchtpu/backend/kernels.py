@@ -28,7 +28,9 @@ from torchtpu.tensors.storage import (
 _aten = torch.ops.aten
 
 
-def _check(dtype: torch.dtype | None, device: torch.device | None, layout: torch.layout | None) -> torch.dtype:
+def _check(
+    dtype: torch.dtype | None, device: torch.device | None, layout: torch.layout | None
+) -> torch.dtype:
     client.check_fork()
     if device is not None and device.index not in (None, 0):
         raise RuntimeError(f"torchtpu: invalid device {device}; this process has one device, tpu:0")
@@ -42,9 +44,7 @@ def _check(dtype: torch.dtype | None, device: torch.device | None, layout: torch
 def _size(size: Any) -> tuple[int, ...]:
     shape = tuple(int(s) for s in size)
     if any(s < 0 for s in shape):
-        raise RuntimeError(
-            f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
-        )
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}")
     return shape
 
 
@@ -61,7 +61,13 @@ def empty(
 
 
 def empty_strided(
-    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    size: Any,
+    stride: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
 ) -> Tensor:
     """``aten::empty_strided``."""
     shape, dtype = _size(size), _check(dtype, device, layout)

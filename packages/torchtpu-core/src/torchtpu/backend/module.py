@@ -162,7 +162,11 @@ max_memory_reserved = memory_reserved
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """PJRT's own statistics and ours."""
-    return {**_stats(), "allocated_bytes.all.current": memory_allocated(), "allocated_bytes.all.peak": _peak[0]}
+    return {
+        **_stats(),
+        "allocated_bytes.all.current": memory_allocated(),
+        "allocated_bytes.all.peak": _peak[0],
+    }
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:

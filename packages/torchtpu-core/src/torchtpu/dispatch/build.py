@@ -76,9 +76,7 @@ class Entry:
 
 
 def _metas(call: Call) -> list[torch.Tensor]:
-    return [
-        torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta") for x in call.layouts
-    ]
+    return [torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta") for x in call.layouts]
 
 
 def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
@@ -96,7 +94,9 @@ def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
     return call.family.op(*args, **kwargs)
 
 
-def _body(call: Call, metas: list[torch.Tensor], wanted: list[Any], notes: dict[str, Any]) -> Callable[..., list[Any]]:
+def _body(
+    call: Call, metas: list[torch.Tensor], wanted: list[Any], notes: dict[str, Any]
+) -> Callable[..., list[Any]]:
     """The function of (bases…, scalars…, rng state): new bases, then results, then the rng state."""
     family, count = call.family, len(call.bases)
     op, lowering = family.op, family.lowering
@@ -264,7 +264,9 @@ def build(call: Call) -> Entry:
     entry.call = call
     only = entry.results[0] if len(entry.results) == 1 else None
     complete = program.kept == tuple(range(len(avals)))
-    entry.direct = not entry.writes and not entry.rng and only is not None and only.strides is None and complete
+    entry.direct = (
+        not entry.writes and not entry.rng and only is not None and only.strides is None and complete
+    )
     entry.execute, entry.handlers = program.execute, program.handlers
     return entry
 

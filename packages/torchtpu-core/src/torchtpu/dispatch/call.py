@@ -32,7 +32,8 @@ class Encoder:
         static = set(family.lowering.static) if family.lowering else set()
         schema = family.op._schema
         self.varying = [
-            str(a.type) in ("number", "float", "Optional[number]", "Optional[float]", "List[number]", "List[float]")
+            str(a.type)
+            in ("number", "float", "Optional[number]", "Optional[float]", "List[number]", "List[float]")
             and a.name not in static
             for a in schema.arguments
         ]
@@ -257,7 +258,11 @@ def _check_outs(family: Family, args: Any, kwargs: Any) -> None:
     bound = lower.bind(family.op, args, kwargs)
     outs = [bound[n] for n in family.outs]
     rest = {k: v for k, v in bound.items() if k not in family.outs}
-    metas = {n: torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta") for n, o in zip(family.outs, outs, strict=True) if isinstance(o, Tensor)}
+    metas = {
+        n: torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta")
+        for n, o in zip(family.outs, outs, strict=True)
+        if isinstance(o, Tensor)
+    }
     if len(metas) != len(outs):
         return
 

@@ -91,7 +91,12 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 
 def foreach(
-    op: OpOverload, base: OpOverload, lowering: Lowering, metas: dict[str, Any], values: dict[str, Any], key: Any
+    op: OpOverload,
+    base: OpOverload,
+    lowering: Lowering,
+    metas: dict[str, Any],
+    values: dict[str, Any],
+    key: Any,
 ) -> list[Any]:
     """Apply the base operator to each element of the lists."""
     names = [a.name for a in op._schema.arguments if not a.is_out]

@@ -64,7 +64,11 @@ def _type(arg: Any) -> str:
 
 
 def _signature(op: OpOverload) -> list[tuple[str, str]]:
-    return [(a.name, _type(a)) for a in op._schema.arguments if not a.is_out and a.name not in UNLOWERED | {"dtype"}]
+    return [
+        (a.name, _type(a))
+        for a in op._schema.arguments
+        if not a.is_out and a.name not in UNLOWERED | {"dtype"}
+    ]
 
 
 def functional(op: OpOverload) -> str | None:
@@ -95,9 +99,9 @@ def foreach_base(op: OpOverload, lowerings: Mapping[str, Lowering]) -> OpOverloa
         return None
     base = name.removeprefix("aten::_foreach_")
     wanted = [_ELEMENT.get(_type(a), _type(a)) for a in op._schema.arguments]
-    for candidate in ({"sub": ["sub"], "maximum": ["maximum", "clamp_min"], "minimum": ["minimum", "clamp_max"]}).get(
-        base, [base]
-    ):
+    for candidate in (
+        {"sub": ["sub"], "maximum": ["maximum", "clamp_min"], "minimum": ["minimum", "clamp_max"]}
+    ).get(base, [base]):
         packet = getattr(torch.ops.aten, candidate, None)
         for variant in packet.overloads() if packet is not None else ():
             other = getattr(packet, variant)

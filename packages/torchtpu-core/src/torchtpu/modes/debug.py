@@ -63,7 +63,9 @@ def _state(values: Any) -> tuple[bool, bool]:
     nan = inf = False
     for leaf in tree_flatten(values)[0]:
         if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-            found = _bad(leaf.detach().cpu().to(torch.complex128 if leaf.is_complex() else torch.float64).numpy())
+            found = _bad(
+                leaf.detach().cpu().to(torch.complex128 if leaf.is_complex() else torch.float64).numpy()
+            )
         elif isinstance(leaf, float):
             found = leaf != leaf, leaf in (float("inf"), float("-inf"))
         else:

@@ -44,7 +44,12 @@ def folder() -> Path | None:
 @cache
 def _machine() -> str:
     """Compiled CPU code is valid on processors with the same features only."""
-    parts = [jax.__version__, jaxlib.__version__, client.device().device_kind, client.device().client.platform_version]
+    parts = [
+        jax.__version__,
+        jaxlib.__version__,
+        client.device().device_kind,
+        client.device().client.platform_version,
+    ]
     if client.platform() == "cpu":
         parts += [platform.machine(), _cpu_flags()]
     return "|".join(parts)
@@ -62,7 +67,9 @@ def _file(lowered: Any, options: dict[str, Any]) -> Path | None:
     path = folder()
     if path is None:
         return None
-    digest = hashlib.sha256("\0".join([lowered.as_text(), repr(sorted(options.items())), _machine()]).encode())
+    digest = hashlib.sha256(
+        "\0".join([lowered.as_text(), repr(sorted(options.items())), _machine()]).encode()
+    )
     return path / digest.hexdigest()
 
 

@@ -39,7 +39,9 @@ class Stream:
 
     def get_state(self) -> torch.Tensor:
         """Seed and offset as a CPU ByteTensor of 16 bytes."""
-        return torch.frombuffer(bytearray(struct.pack("<QQ", self.seed, self.offset)), dtype=torch.uint8).clone()
+        return torch.frombuffer(
+            bytearray(struct.pack("<QQ", self.seed, self.offset)), dtype=torch.uint8
+        ).clone()
 
     def set_state(self, state: torch.Tensor) -> None:
         """Restore what :meth:`get_state` gave; TypeError or RuntimeError for anything else."""

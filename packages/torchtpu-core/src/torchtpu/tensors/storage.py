@@ -123,7 +123,9 @@ def on_storage(storage: TpuStorage, dtype: torch.dtype, shape: Any, strides: Any
     return _set(META, _create((0,), dtype), storage, offset, shape, strides)
 
 
-def new_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, buffer: Any = None) -> Tensor:
+def new_strided(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, buffer: Any = None
+) -> Tensor:
     """A tensor with dense strides on a fresh buffer that is row-major in stride order."""
     order = dense_order(shape, strides)
     if order is None:

@@ -186,7 +186,11 @@ def _plain_dtype(dtype: np.dtype) -> np.dtype:
 
 def _to_plain(x: jax.Array) -> jax.Array:
     if x.dtype.kind == "c":
-        return jnp.stack([x.real, x.imag], -1).reshape(*x.shape[:-1], -1) if x.ndim else jnp.stack([x.real, x.imag])
+        return (
+            jnp.stack([x.real, x.imag], -1).reshape(*x.shape[:-1], -1)
+            if x.ndim
+            else jnp.stack([x.real, x.imag])
+        )
     return x.astype(np.uint8) if x.dtype == np.bool_ else x
 
 
