@@ -1,0 +1,61 @@
+"""Made tensors and counts agree with the CPU."""
+
+import pytest
+import torch
+from test_indexing import ri
+from test_shape import aten, check, r
+
+
+def same(make):
+    want, got = make("cpu"), make("tpu").cpu()
+    torch.testing.assert_close(got, want)
+
+
+MAKERS = [
+    lambda d: torch.full((2, 3), 2.5, device=d),
+    lambda d: torch.full((2,), 7, device=d),
+    lambda d: torch.zeros(3, dtype=torch.int32, device=d),
+    lambda d: torch.ones(2, 2, dtype=torch.bfloat16, device=d),
+    lambda d: torch.arange(7, device=d),
+    lambda d: torch.arange(0, 1, 0.1, device=d),
+    lambda d: torch.arange(5, -3, -2, dtype=torch.float64, device=d),
+    lambda d: torch.linspace(0, 10, 7, device=d),
+    lambda d: torch.linspace(0, 10, 5, dtype=torch.int64, device=d),
+    lambda d: torch.linspace(3, 4, 1, device=d),
+    lambda d: torch.logspace(0, 5, 6, dtype=torch.int64, device=d),
+    lambda d: torch.logspace(-1, 2, 6, 2.0, dtype=torch.float64, device=d),
+    lambda d: torch.eye(3, 4, device=d),
+    lambda d: torch.eye(3, dtype=torch.int64, device=d),
+    lambda d: torch.tril_indices(3, 4, 1, device=d),
+    lambda d: torch.triu_indices(4, 3, -1, dtype=torch.int32, device=d),
+    lambda d: torch.scalar_tensor(3, device=d),
+    lambda d: torch.zeros_like(torch.ones(2, 3, device=d), dtype=torch.float64),
+    lambda d: torch.full_like(torch.ones(2, 3, device=d), 4),
+    lambda d: torch.empty(2, 3, device=d).fill_(3),
+    lambda d: torch.empty(2, 3, dtype=torch.int64, device=d).zero_(),
+    lambda d: torch.ones(3, device=d).fill_(torch.tensor(2, device=d)),
+]
+
+
+@pytest.mark.parametrize("case", range(len(MAKERS)))
+def test_makers(case):
+    same(MAKERS[case])
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("out_int32", [False, True])
+def test_buckets(right, out_int32):
+    bounds = torch.tensor([1.0, 2, 2, 5])
+    values = torch.tensor([[0, 2, 6.0], [float("nan"), 5, 1]])
+    check(aten.bucketize, values, bounds, right=right, out_int32=out_int32)
+    rows = r(3, 5)
+    check(aten.searchsorted, rows.sort(-1)[0], r(3, 4), right=right)
+    check(aten.searchsorted, rows, r(3, 4), sorter=rows.argsort(-1), right=right)
+
+
+def test_counts():
+    x = torch.randn(100)
+    check(aten.histc, x, 10)
+    check(aten.histc, x, 10, -1, 1)
+    check(aten.bincount, ri(6, 20), None, 10)
+    check(aten.bincount, ri(6, 20), torch.rand(20))
