@@ -70,7 +70,11 @@ def start() -> None:
         if _started:
             return
         from torchtpu.backend import amp, kernels, serialize
+        from torchtpu.plugins.registry import registry
+        from torchtpu.runtime import client
 
+        client.device()  # a platform or a required pack that fails must leave nothing half registered
+        registry()
         special = kernels.table()
         _kernels.update(special)
         _started.append(True)

@@ -108,19 +108,12 @@ def new_tensor(layout: Layout, buffer: Any = None) -> Tensor:
 
 
 _as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
-_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
 def strided(tensor: Tensor, shape: Any, strides: Any, offset: int = 0) -> Tensor:
     """A view of ``tensor``'s storage."""
     tensor.untyped_storage().views = True
     return _as_strided(META, tensor, shape, strides, offset)
-
-
-def on_storage(storage: TpuStorage, dtype: torch.dtype, shape: Any, strides: Any, offset: int) -> Tensor:
-    """A tensor of any dtype and layout on an existing storage."""
-    storage.views = True
-    return _set(META, _create((0,), dtype), storage, offset, shape, strides)
 
 
 def new_strided(
