@@ -1,0 +1,16 @@
+"""The pack is found by its entry point, and its version is told once."""
+
+import importlib.metadata
+
+import torchtpu_kernels
+from torchtpu.plugins import Pack
+
+
+def test_the_entry_point_leads_to_the_pack():
+    points = importlib.metadata.entry_points(group="torchtpu.packs.v1", name="kernels")
+    assert [point.dist.name for point in points] == ["torchtpu-kernels"]
+    assert isinstance(points["kernels"].load(), Pack)
+
+
+def test_the_versions_agree():
+    assert torchtpu_kernels.__version__ == importlib.metadata.version("torchtpu-kernels")
