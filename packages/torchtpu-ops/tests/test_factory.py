@@ -2,8 +2,16 @@
 
 import pytest
 import torch
-from test_indexing import ri
-from test_shape import aten, check, r
+
+aten = torch.ops.aten
+
+
+def r(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def ri(high, *shape):
+    return torch.randint(0, high, shape)
 
 
 def same(make):
@@ -44,7 +52,7 @@ def test_makers(case):
 
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("out_int32", [False, True])
-def test_buckets(right, out_int32):
+def test_buckets(check, right, out_int32):
     bounds = torch.tensor([1.0, 2, 2, 5])
     values = torch.tensor([[0, 2, 6.0], [float("nan"), 5, 1]])
     check(aten.bucketize, values, bounds, right=right, out_int32=out_int32)
@@ -53,7 +61,7 @@ def test_buckets(right, out_int32):
     check(aten.searchsorted, rows, r(3, 4), sorter=rows.argsort(-1), right=right)
 
 
-def test_counts():
+def test_counts(check):
     x = torch.randn(100)
     check(aten.histc, x, 10)
     check(aten.histc, x, 10, -1, 1)

@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from test_shape import aten, check, r
+
+aten = torch.ops.aten
+
+
+def r(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
 
 SIZES = [5, 6, 7]
 
@@ -10,7 +16,7 @@ SIZES = [5, 6, 7]
 @pytest.mark.parametrize("kind", ["reflection", "replication"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("padding", [[1, 2, 0, 3, 2, 1], [1, -1, -1, 2, 0, 1]], ids=str)
-def test_pads(kind, rank, padding):
+def test_pads(check, kind, rank, padding):
     x, padding = r(2, 3, *SIZES[:rank]), padding[: 2 * rank]
     forward = getattr(aten, f"{kind}_pad{rank}d")
     check(forward, x, padding)
@@ -32,7 +38,7 @@ OUTPUTS = [([10, 12, 14], None), ([3, 9, 7], None), ([1, 1, 1], None), ([11, 13,
 
 @pytest.mark.parametrize("output,scale", OUTPUTS, ids=str)
 @pytest.mark.parametrize("name,rank", NEAREST)
-def test_nearest(name, rank, output, scale):
+def test_nearest(check, name, rank, output, scale):
     x, out, scales = r(2, 3, *SIZES[:rank]), output[:rank], [scale] * rank
     check(getattr(aten, name), x, out, *scales)
     check(getattr(aten, f"{name}_backward"), r(2, 3, *out), out, list(x.shape), *scales)
@@ -41,13 +47,13 @@ def test_nearest(name, rank, output, scale):
 @pytest.mark.parametrize("align", [False, True])
 @pytest.mark.parametrize("output,scale", OUTPUTS, ids=str)
 @pytest.mark.parametrize("name,rank", SMOOTH)
-def test_smooth(name, rank, output, scale, align):
+def test_smooth(check, name, rank, output, scale, align):
     x, out, scales = r(2, 3, *SIZES[:rank]), output[:rank], [scale] * rank
     check(getattr(aten, name), x, out, align, *scales)
     check(getattr(aten, f"{name}_backward"), r(2, 3, *out), out, list(x.shape), align, *scales)
 
 
-def test_short_floats():
+def test_short_floats(check):
     check(aten.upsample_bilinear2d, torch.randn(1, 2, 5, 6).bfloat16(), [7, 9], False)
     check(aten.upsample_nearest2d, torch.randint(0, 255, (1, 2, 5, 6), dtype=torch.uint8), [10, 12])
 
@@ -55,7 +61,7 @@ def test_short_floats():
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("padding", [0, 1, 2])
 @pytest.mark.parametrize("align", [False, True])
-def test_grid(mode, padding, align):
+def test_grid(check, mode, padding, align):
     x, grid = r(2, 3, 5, 6), r(2, 4, 3, 2) * 1.3
     check(aten.grid_sampler_2d, x, grid, mode, padding, align)
     check(aten.grid_sampler_2d_backward, r(2, 3, 4, 3), x, grid, mode, padding, align, [True, True])

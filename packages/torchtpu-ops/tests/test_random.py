@@ -75,7 +75,11 @@ def test_multinomial():
 
 def test_permutation():
     x = torch.randperm(1000, device="tpu").cpu()
-    assert x.dtype == torch.int64 and torch.equal(x.sort()[0], torch.arange(1000)) and x[0:9].ne(torch.arange(9)).any()
+    assert (
+        x.dtype == torch.int64
+        and torch.equal(x.sort()[0], torch.arange(1000))
+        and x[0:9].ne(torch.arange(9)).any()
+    )
 
 
 def test_dropout():

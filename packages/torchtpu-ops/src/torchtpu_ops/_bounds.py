@@ -73,7 +73,7 @@ def index_fill(self: NumpyArray, dim: int, index: NumpyArray, *rest: Any, **name
 
 def index(self: NumpyArray, indices: list[NumpyArray | None], *rest: Any, **named: Any) -> None:
     """Advanced indices: positions in range, masks of the shape that they select from."""
-    at = 0
+    at = named_dim = 0  # the CPU counts only indexed dimensions, since it moves them to the front
     for entry in indices:
         if entry is None:
             at += 1
@@ -84,10 +84,10 @@ def index(self: NumpyArray, indices: list[NumpyArray | None], *rest: Any, **name
                         f"The shape of the mask {list(entry.shape)} at index {i} does not match "
                         f"the shape of the indexed tensor {list(self.shape)} at index {at + i}"
                     )
-            at += entry.ndim
+            at, named_dim = at + entry.ndim, named_dim + entry.ndim
         else:
-            _signed(entry, at, self.shape[at])
-            at += 1
+            _signed(entry, named_dim, self.shape[at])
+            at, named_dim = at + 1, named_dim + 1
 
 
 def take(self: NumpyArray, index: NumpyArray, *rest: Any, **named: Any) -> None:

@@ -111,7 +111,10 @@ def range_step(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> Arr
 
 
 @pack.lowering(
-    "aten::linspace", "aten::linspace.Tensor_Tensor", "aten::linspace.Tensor_Scalar", "aten::linspace.Scalar_Tensor"
+    "aten::linspace",
+    "aten::linspace.Tensor_Tensor",
+    "aten::linspace.Tensor_Scalar",
+    "aten::linspace.Scalar_Tensor",
 )
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> Array:
     """Evenly spaced numbers, counted from both ends so that both are exact."""
@@ -125,7 +128,10 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> Array:
 
 
 @pack.lowering(
-    "aten::logspace", "aten::logspace.Tensor_Tensor", "aten::logspace.Tensor_Scalar", "aten::logspace.Scalar_Tensor"
+    "aten::logspace",
+    "aten::logspace.Tensor_Tensor",
+    "aten::logspace.Tensor_Scalar",
+    "aten::logspace.Scalar_Tensor",
 )
 def logspace(start: Any, end: Any, steps: int, base: Any = 10.0, *, dtype: Any = None) -> Array:
     """Powers of ``base`` with evenly spaced exponents."""

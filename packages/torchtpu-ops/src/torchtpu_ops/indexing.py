@@ -59,9 +59,7 @@ def _put_by_mask(self: Array, at: int, mask: Array, values: Array, accumulate: b
     return self | (mask & values) if self.dtype == jnp.bool_ else self + jnp.where(mask, values, 0)
 
 
-@pack.lowering(
-    "aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl", validate=_bounds.index
-)
+@pack.lowering("aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl", validate=_bounds.index)
 def index_put(
     self: Array, indices: Indices, values: Array, accumulate: bool = False, unsafe: bool = False
 ) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -34,7 +35,9 @@ def normal(self: Array, mean: Any = 0.0, std: Any = 1.0, *, key: Array) -> Array
     return (_gauss(key, self.shape, draw) * std + mean).astype(self.dtype)
 
 
-@pack.lowering("aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", rng=True)
+@pack.lowering(
+    "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", rng=True
+)
 def normal_like(mean: Any, std: Any = 1.0, *, key: Array) -> Array:
     """Gaussian values with a mean and a deviation of their own each."""
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
@@ -144,11 +147,11 @@ def exponential(self: Array, lambd: Any = 1.0, *, key: Array) -> Array:
     return (-jnp.log(_unit(key, self.shape, _wide(self.dtype))) / lambd).astype(self.dtype)
 
 
-@pack.lowering("aten::geometric", rng=True)
-def geometric(self: Array, p: Any, *, key: Array) -> Array:
+@pack.lowering("aten::geometric", rng=True, static=("p",))
+def geometric(self: Array, p: float, *, key: Array) -> Array:
     """Trials up to the first success."""
     u = _unit(key, self.shape, _wide(self.dtype))
-    return jnp.maximum(jnp.ceil(jnp.log(u) / jnp.log1p(-p)), 1).astype(self.dtype)
+    return jnp.maximum(jnp.ceil(jnp.log(u) / math.log1p(-p)), 1).astype(self.dtype)
 
 
 @pack.lowering("aten::cauchy", rng=True)

@@ -65,7 +65,9 @@ def _cubic(size: int, out: int, scale: float | None, align: bool) -> Taps:
     return np.clip(near, 0, size - 1), _cubic_weight(at[:, None] - near)
 
 
-def _smooth(size: int, out: int, scale: float | None, align: bool, kernel: Callable[..., Any], width: int) -> Taps:
+def _smooth(
+    size: int, out: int, scale: float | None, align: bool, kernel: Callable[..., Any], width: int
+) -> Taps:
     """Antialiased: the kernel stretched over all sources that an output covers."""
     step = _ratio(size, out, scale, align)
     stretch = max(step, 1.0)
@@ -187,7 +189,9 @@ def _pixels(image: Array, at: list[Array], valid: Array) -> Array:
     return jnp.where(valid, image[(slice(None), *inside)], 0)
 
 
-def _corners(places: list[Array], taps: range, weight: Callable[[Array], Array]) -> list[tuple[list[Array], Array]]:
+def _corners(
+    places: list[Array], taps: range, weight: Callable[[Array], Array]
+) -> list[tuple[list[Array], Array]]:
     """Neighbours of fractional places with the product of their weights."""
     found: list[tuple[list[Array], Array]] = [([], jnp.ones(()))]
     for place in places:
@@ -249,5 +253,3 @@ def grid_sampler_backward(
     _, pull = jax.vjp(forward, input, grid)
     grad_input, grad_grid = pull(grad_output)
     return (grad_input if output_mask[0] else None), (grad_grid if output_mask[1] else None)
-
-

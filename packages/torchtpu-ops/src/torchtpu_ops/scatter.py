@@ -85,7 +85,9 @@ def _identity(reduce: str, dtype: Any) -> Array:
 
 def reduce_at(x: Array, positions: Any, values: Array, reduce: str, include_self: bool) -> Array:
     """Combine ``values`` into ``x`` at positions, with or without what was there."""
-    touched = jnp.zeros(x.shape, jnp.int32).at[positions].add(1) if reduce == "mean" or not include_self else None
+    touched = (
+        jnp.zeros(x.shape, jnp.int32).at[positions].add(1) if reduce == "mean" or not include_self else None
+    )
     start = x if include_self else jnp.where(touched > 0, _identity(reduce, x.dtype), x)  # type: ignore[operator]
     out = _combine(start, positions, values, reduce)
     if reduce != "mean":

@@ -208,9 +208,7 @@ def unfold_backward(grad_in: Array, input_sizes: list[int], dim: int, size: int,
     keep = [(0, 0)] * (grad.ndim - 1)
     grad = jnp.pad(grad, [*keep, (0, blocks * step - size)])
     grad = grad.reshape(*grad.shape[:-1], blocks, step)
-    parts = [
-        jnp.pad(grad[..., b, :], [*keep[:-1], (b, blocks - 1 - b), (0, 0)]) for b in range(blocks)
-    ]
+    parts = [jnp.pad(grad[..., b, :], [*keep[:-1], (b, blocks - 1 - b), (0, 0)]) for b in range(blocks)]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -257,7 +255,10 @@ def im2col(
     oh, ow = (h - dh * (kh - 1) - 1) // sh + 1, (w - dw * (kw - 1) - 1) // sw + 1
     parts = [
         lax.slice(
-            x, (0, 0, i * dh, j * dw), (n, c, i * dh + sh * (oh - 1) + 1, j * dw + sw * (ow - 1) + 1), (1, 1, sh, sw)
+            x,
+            (0, 0, i * dh, j * dw),
+            (n, c, i * dh + sh * (oh - 1) + 1, j * dw + sw * (ow - 1) + 1),
+            (1, 1, sh, sw),
         )
         for i in range(kh)
         for j in range(kw)
@@ -292,7 +293,7 @@ def trace(self: Array) -> Array:
 @pack.lowering("aten::rot90")
 def rot90(self: Array, k: int = 1, dims: list[int] = (0, 1)) -> Array:  # type: ignore[assignment]
     """Turn by quarter circles in the plane of ``dims``."""
-    return jnp.rot90(self, k, tuple(dims))
+    return jnp.rot90(self, k, (dims[0], dims[1]))
 
 
 @pack.lowering("aten::split_with_sizes_copy")

@@ -116,7 +116,9 @@ def nanmedian_dim(self: Array, dim: int, keepdim: bool = False) -> Pair:
 
 def _flat(self: Array, by_dim: Any) -> Array:
     if self.size == 0:
-        return jnp.full((), jnp.nan, self.dtype) if _is_float(self) else jnp.full((), jnp.iinfo(self.dtype).min)
+        return (
+            jnp.full((), jnp.nan, self.dtype) if _is_float(self) else jnp.full((), jnp.iinfo(self.dtype).min)
+        )
     return by_dim(self.ravel(), 0)[0]  # type: ignore[no-any-return]
 
 
@@ -186,7 +188,9 @@ def unique2(
 
 
 @pack.lowering("aten::_unique", host=True)
-def unique(self: NumpyArray, sorted: bool = True, return_inverse: bool = False) -> tuple[NumpyArray, NumpyArray]:
+def unique(
+    self: NumpyArray, sorted: bool = True, return_inverse: bool = False
+) -> tuple[NumpyArray, NumpyArray]:
     """Distinct values in order, without counts."""
     values, inverse, _ = unique2(self, sorted, return_inverse)
     return values, inverse
