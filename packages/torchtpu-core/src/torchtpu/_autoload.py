@@ -8,6 +8,8 @@ import warnings
 def load() -> None:
     """Called by ``import torch``; a failure is told as a warning and leaves torch as it was."""
     try:
+        import torch  # noqa: F401  # called before torch, this comes back here once torch is complete
+
         from torchtpu.backend import registration
 
         registration.register()

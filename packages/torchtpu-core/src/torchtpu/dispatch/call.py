@@ -137,7 +137,7 @@ def _fast_call(slow: Any) -> Callable[..., Any]:
             return slow(*args, **kwargs)
         key: Any = ()
         buffers = []
-        out = None
+        out = learn = None
         try:
             for a in args:
                 cls = a.__class__
@@ -149,10 +149,12 @@ def _fast_call(slow: Any) -> Callable[..., Any]:
                     key += (cls, a)
             entry = cache[key]
             out = entry.execute(buffers).consume_with_handlers(entry.handlers)[0]
-        except (KeyError, AttributeError, TypeError):
-            pass  # not seen yet, not on the device, or nothing written yet
+        except KeyError:
+            learn = (cache, key)
+        except (AttributeError, TypeError):
+            pass  # not on the device, lists, or nothing written yet
         if out is None:
-            return slow(*args, learn=(cache, key))
+            return slow(*args, learn=learn)
         layout = entry.results[0].layout  # type: ignore[union-attr]
         tensor = _create(layout.shape, layout.dtype)
         storage = tensor.untyped_storage()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from torchtpu import config
 from torchtpu.dispatch import lower
 from torchtpu.dispatch.schema import UNLOWERED, op_name
 from torchtpu.runtime import client
@@ -88,11 +89,11 @@ def run(family: Any, args: Any, kwargs: Any, launch: Callable[[], Any]) -> Any:
     """Check the indices, launch, wait, check the results for new NaN and Inf."""
     client.check_fork()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), config.mode("strict"):
             _validate(family, args, kwargs)
             before = _state((args, kwargs))
         result = launch()
-        with torch.no_grad():
+        with torch.no_grad(), config.mode("strict"):
             after = _state(result)
         for kind, was, now in zip(("NaN", "Inf"), before, after, strict=True):
             if now and not was and not (kind == "Inf" and before[0]) and not _fresh_memory(family):

@@ -1,5 +1,6 @@
 """The only surface that packs import."""
 
+from torchtpu.plugins.hookspecs import hookimpl
 from torchtpu.plugins.pack import Pack
 from torchtpu.plugins.records import (
     CallSpec,
@@ -32,4 +33,5 @@ __all__ = [
     "Probe",
     "ShardingRule",
     "TensorSpec",
+    "hookimpl",
 ]

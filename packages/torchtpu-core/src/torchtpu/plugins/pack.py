@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from torchtpu.plugins.records import Decomposition, Lowering, PromoteKind
+from torchtpu.errors import PackApiError
+from torchtpu.plugins.hookspecs import hookimpl
+from torchtpu.plugins.records import (
+    CallSpec,
+    Check,
+    Collective,
+    Decomposition,
+    Finding,
+    GraphPass,
+    Kernel,
+    Lowering,
+    Namespace,
+    Probe,
+    PromoteKind,
+    ShardingRule,
+)
 
+PACK_API = (1, 0)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def check_api(api: str) -> None:
+    """Raise `PackApiError` unless this core serves pack API ``api`` (``"major.minor"``)."""
+    try:
+        major, minor = (int(part) for part in api.split("."))
+    except ValueError:
+        raise PackApiError(f"pack API {api!r} is not of the form 'major.minor'") from None
+    if major != PACK_API[0] or minor > PACK_API[1]:
+        have = ".".join(map(str, PACK_API))
+        raise PackApiError(f"written for pack API {api}, this torchtpu-core has {have}")
+
+
 class Pack:
-    """A collection of records under one API version, e.g. ``Pack(api="1.0")``."""
+    """A collection of records under one API version, e.g. ``Pack(api="1.0")``; itself a pluggy plug-in.
+
+    Raises `PackApiError` at once when core has an older API, before the pack touches a newer name.
+    """
 
     def __init__(self, *, api: str) -> None:
+        check_api(api)
         self.api = api
         self.lowerings: list[Lowering] = []
         self.decompositions: list[Decomposition] = []
+        self.kernels: list[Kernel] = []
+        self.graph_passes: list[GraphPass] = []
+        self.sharding_rules: list[ShardingRule] = []
+        self.collectives: list[Collective] = []
+        self.namespaces: list[Namespace] = []
+        self.probes: list[Probe] = []
+        self.checks: list[Check] = []
+        self.commands: list[Any] = []
 
     def lowering(
         self,
@@ -32,18 +71,130 @@ class Pack:
 
         def register(fn: F) -> F:
             for op in ops:
-                self.lowerings.append(
-                    Lowering(
-                        op=op,
-                        fn=fn,
-                        promote=promote,
-                        static=static,
-                        rng=rng,
-                        host=host,
-                        validate=validate,
-                        replaces=replaces,
-                    )
+                record = Lowering(
+                    op=op,
+                    fn=fn,
+                    promote=promote,
+                    static=static,
+                    rng=rng,
+                    host=host,
+                    validate=validate,
+                    replaces=replaces,
                 )
+                self.lowerings.append(record)
             return fn
 
         return register
+
+    def op(self, schema: str, *, sharding: str | None = None) -> Callable[[Callable[..., Any]], Any]:
+        """Define a new torch operator from its schema; gives back a torch callable with ``.reference``."""
+        from torchtpu.plugins.newop import NewOp
+
+        def register(fn: Callable[..., Any]) -> Any:
+            name = schema.split("(")[0].strip()
+            self.lowerings.append(Lowering(op=name, fn=fn, schema=schema, sharding=sharding))
+            return NewOp(schema, fn)
+
+        return register
+
+    def decomposition(self, op: str, *, when: Literal["missing", "always"] = "missing") -> Callable[[F], F]:
+        """Register the decorated function (on torch tensors) as a decomposition of ``op``."""
+
+        def register(fn: F) -> F:
+            self.decompositions.append(Decomposition(op=op, fn=fn, when=when))
+            return fn
+
+        return register
+
+    def kernel(
+        self,
+        op: str,
+        *,
+        name: str,
+        fn: Callable[..., Any] | str,
+        platforms: tuple[str, ...] = ("tpu",),
+        generations: tuple[str, ...] | None = None,
+        priority: int = 0,
+        vjp: str = "reference",
+    ) -> Callable[[Callable[[CallSpec], str | None]], Callable[[CallSpec], str | None]]:
+        """Register ``fn`` as a kernel; the decorated predicate says why it cannot serve a call, or None."""
+
+        def register(unsuitable: Callable[[CallSpec], str | None]) -> Callable[[CallSpec], str | None]:
+            record = Kernel(
+                op=op,
+                name=name,
+                fn=fn,
+                unsuitable=unsuitable,
+                platforms=platforms,
+                generations=generations,
+                priority=priority,
+                vjp=vjp,
+            )
+            self.kernels.append(record)
+            return unsuitable
+
+        return register
+
+    def namespace(self, name: str, module: str) -> None:
+        """Offer ``module`` as ``torch.tpu.<name>``."""
+        self.namespaces.append(Namespace(name=name, module=module))
+
+    def check(self, name: str) -> Callable[[Callable[[], Finding]], Callable[[], Finding]]:
+        """Register a health check for ``torchtpu doctor``."""
+
+        def register(run: Callable[[], Finding]) -> Callable[[], Finding]:
+            self.checks.append(Check(name=name, run=run))
+            return run
+
+        return register
+
+    @hookimpl
+    def torchtpu_lowerings(self) -> list[Lowering]:
+        """The pack's lowerings."""
+        return self.lowerings
+
+    @hookimpl
+    def torchtpu_decompositions(self) -> list[Decomposition]:
+        """The pack's decompositions."""
+        return self.decompositions
+
+    @hookimpl
+    def torchtpu_kernels(self) -> list[Kernel]:
+        """The pack's kernels."""
+        return self.kernels
+
+    @hookimpl
+    def torchtpu_graph_passes(self) -> list[GraphPass]:
+        """The pack's graph passes."""
+        return self.graph_passes
+
+    @hookimpl
+    def torchtpu_sharding_rules(self) -> list[ShardingRule]:
+        """The pack's sharding rules."""
+        return self.sharding_rules
+
+    @hookimpl
+    def torchtpu_collectives(self) -> list[Collective]:
+        """The pack's collectives."""
+        return self.collectives
+
+    @hookimpl
+    def torchtpu_namespaces(self) -> list[Namespace]:
+        """The pack's namespaces."""
+        return self.namespaces
+
+    @hookimpl
+    def torchtpu_probes(self) -> list[Probe]:
+        """The pack's probes."""
+        return self.probes
+
+    @hookimpl
+    def torchtpu_checks(self) -> list[Check]:
+        """The pack's checks."""
+        return self.checks
+
+    @hookimpl
+    def torchtpu_commands(self, cli: Any) -> None:
+        """The pack's commands."""
+        for command in self.commands:
+            cli.add_command(command)
