@@ -1,1 +1,177 @@
-"""Not yet."""
+"""Batch, layer and group normalisation, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from torchtpu_ops._pack import pack
+
+Array = jax.Array
+Maybe = Array | None
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+
+
+def _row(x: Array, ndim: int) -> Array:
+    """A per-channel vector shaped for (N, C, ...)."""
+    return x.reshape(1, -1, *[1] * (ndim - 2))
+
+
+def _affine(x: Array, weight: Maybe, bias: Maybe) -> Array:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+@pack.lowering("aten::native_batch_norm")
+def native_batch_norm(
+    input: Array,  # noqa: A002
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+) -> tuple[Maybe, ...]:
+    """Output, batch mean, inverse deviation; then the new running statistics, which core writes back."""
+    x = _wide(input)
+    axes = (0, *range(2, x.ndim))
+    if training:
+        mean = jnp.mean(x, axis=axes)
+        var = jnp.mean((x - _row(mean, x.ndim)) ** 2, axis=axes)
+        count = x.size // x.shape[1]
+        saved = (mean, 1 / jnp.sqrt(var + eps))
+        new_mean = None if running_mean is None else running_mean * (1 - momentum) + mean * momentum
+        unbiased = var * (count / max(count - 1, 1))
+        new_var = None if running_var is None else running_var * (1 - momentum) + unbiased * momentum
+    else:
+        assert running_mean is not None and running_var is not None
+        mean, var = _wide(running_mean), _wide(running_var)
+        saved = (jnp.zeros(0, x.dtype), jnp.zeros(0, x.dtype))
+        new_mean, new_var = running_mean, running_var
+    out = (x - _row(mean, x.ndim)) / jnp.sqrt(_row(var, x.ndim) + eps)
+    scale, shift = (None if v is None else _row(v, x.ndim) for v in (weight, bias))
+    return _affine(out, scale, shift), *saved, new_mean, new_var
+
+
+@pack.lowering("aten::native_batch_norm_backward")
+def native_batch_norm_backward(
+    grad_out: Array,
+    input: Array,  # noqa: A002
+    weight: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    save_mean: Maybe,
+    save_invstd: Maybe,
+    train: bool,
+    eps: Any,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe, Maybe]:
+    """Gradients of input, weight and bias."""
+    x, g = _wide(input), _wide(grad_out)
+    axes = (0, *range(2, x.ndim))
+    if train:
+        assert save_mean is not None and save_invstd is not None
+        mean, inverse = save_mean, save_invstd
+    else:
+        assert running_mean is not None and running_var is not None
+        mean, inverse = running_mean, 1 / jnp.sqrt(running_var + eps)
+    centred = (x - _row(mean, x.ndim)) * _row(inverse, x.ndim)
+    dbias, dweight = jnp.sum(g, axis=axes), jnp.sum(g * centred, axis=axes)
+    dx = g
+    if train:
+        count = x.size // x.shape[1]
+        dx = g - (_row(dbias, x.ndim) + centred * _row(dweight, x.ndim)) / count
+    dx = dx * _row(inverse if weight is None else inverse * weight, x.ndim)
+    return dx if output_mask[0] else None, dweight if output_mask[1] else None, dbias if output_mask[2] else None
+
+
+def _normalised(x: Array, axes: tuple[int, ...], eps: Any) -> tuple[Array, Array, Array]:
+    mean = jnp.mean(x, axis=axes, keepdims=True)
+    rstd = 1 / jnp.sqrt(jnp.mean((x - mean) ** 2, axis=axes, keepdims=True) + eps)
+    return (x - mean) * rstd, mean, rstd
+
+
+def _gradient(g: Array, centred: Array, rstd: Array, axes: tuple[int, ...]) -> Array:
+    """The gradient of (x - mean) * rstd for x."""
+    return (
+        g - jnp.mean(g, axis=axes, keepdims=True) - centred * jnp.mean(g * centred, axis=axes, keepdims=True)
+    ) * rstd
+
+
+@pack.lowering("aten::native_layer_norm")
+def native_layer_norm(
+    input: Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: Any  # noqa: A002
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Output, mean and inverse deviation over the last dimensions."""
+    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    out, mean, rstd = _normalised(_wide(input), axes, eps)
+    return _affine(out, weight, bias), mean, rstd
+
+
+@pack.lowering("aten::native_layer_norm_backward")
+def native_layer_norm_backward(
+    grad_out: Array,
+    input: Array,  # noqa: A002
+    normalized_shape: Sequence[int],
+    mean: Array,
+    rstd: Array,
+    weight: Maybe,
+    bias: Maybe,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe, Maybe]:
+    """Gradients of input, weight and bias."""
+    x, g = _wide(input), _wide(grad_out)
+    first = x.ndim - len(normalized_shape)
+    axes, outer = tuple(range(first, x.ndim)), tuple(range(first))
+    centred = (x - mean) * rstd
+    dx = _gradient(g if weight is None else g * weight, centred, rstd, axes)
+    return (
+        dx if output_mask[0] else None,
+        jnp.sum(g * centred, axis=outer) if output_mask[1] else None,
+        jnp.sum(g, axis=outer) if output_mask[2] else None,
+    )
+
+
+@pack.lowering("aten::native_group_norm")
+def native_group_norm(
+    input: Array, weight: Maybe, bias: Maybe, N: int, C: int, HxW: int, group: int, eps: Any  # noqa: A002, N803
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Output, mean and inverse deviation over groups of channels."""
+    x = _wide(input).reshape(N, group, -1)
+    out, mean, rstd = _normalised(x, (2,), eps)
+    scale, shift = (None if v is None else _row(v, input.ndim) for v in (weight, bias))
+    return _affine(out.reshape(input.shape), scale, shift), mean.reshape(N, group), rstd.reshape(N, group)
+
+
+@pack.lowering("aten::native_group_norm_backward")
+def native_group_norm_backward(
+    grad_out: Array,
+    input: Array,  # noqa: A002
+    mean: Array,
+    rstd: Array,
+    weight: Maybe,
+    N: int,  # noqa: N803
+    C: int,  # noqa: N803
+    HxW: int,  # noqa: N803
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe, Maybe]:
+    """Gradients of input, weight and bias."""
+    x, g = _wide(input).reshape(N, group, -1), _wide(grad_out)
+    scale = rstd.reshape(N, group, 1)
+    centred = (x - mean.reshape(N, group, 1)) * scale
+    weighted = g if weight is None else g * _row(weight, g.ndim)
+    dx = _gradient(weighted.reshape(N, group, -1), centred, scale, (2,)).reshape(input.shape)
+    axes = (0, *range(2, g.ndim))
+    return (
+        dx if output_mask[0] else None,
+        jnp.sum(g * centred.reshape(g.shape), axis=axes) if output_mask[1] else None,
+        jnp.sum(g, axis=axes) if output_mask[2] else None,
+    )

@@ -200,7 +200,9 @@ def _cpu_error(call: Call) -> Exception | None:
 
     def host(hole: TensorHole) -> torch.Tensor:
         layout = call.layouts[hole.index]
-        return torch.zeros((), dtype=layout.dtype).expand(layout.shape)
+        if layout.nbytes > 2**26:
+            return torch.zeros((), dtype=layout.dtype).expand(layout.shape)
+        return torch.zeros(layout.shape, dtype=layout.dtype)
 
     def scalar(hole: ScalarHole) -> Any:
         return torch.zeros((), dtype=hole.dtype) if hole.dtype and not hole.wrapped else hole.kind(1)

@@ -15,7 +15,7 @@ from torchtpu.dispatch.build import Call, Entry, HostOnly, Result, build
 from torchtpu.dispatch.schema import Family, op_name
 from torchtpu.dispatch.template import ScalarHole, TensorHole, is_wrapped
 from torchtpu.modes import debug
-from torchtpu.runtime import transfer
+from torchtpu.runtime import client, transfer
 from torchtpu.tensors import random
 from torchtpu.tensors.layout import tensor_layout
 from torchtpu.tensors.storage import TpuStorage, materialize, new_strided, new_tensor
@@ -174,6 +174,8 @@ def _slow_call(family: Family) -> Callable[..., Any]:
     mutated = bool(family.writes or family.hidden)
 
     def call(*args: Any, learn: Any = None, **kwargs: Any) -> Any:
+        if config.debugging[0]:
+            client.check_fork()
         if family.outs:
             _check_outs(family, args, kwargs)
         enc = encoder.encode(args, kwargs)
