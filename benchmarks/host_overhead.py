@@ -13,6 +13,7 @@ os.environ.setdefault("TORCHTPU_PLATFORM", "cpu")
 
 import jax
 import torch
+
 from torchtpu.tensors.layout import buffer_layout
 from torchtpu.tensors.storage import new_tensor
 

@@ -2,6 +2,7 @@
 
 import pytest
 from click.testing import CliRunner
+
 from torchtpu import cli
 from torchtpu.errors import PackApiError, PackError
 from torchtpu.plugins import Lowering, Pack, discovery, registry

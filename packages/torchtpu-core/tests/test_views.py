@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from torchtpu.tensors import views
 from torchtpu.tensors.layout import Layout, buffer_layout
 

@@ -66,7 +66,9 @@ def doctor() -> None:
         rows.append(("error", "torch_tpu is installed as well: both claim the device; remove one"))
     for s in registry.statuses():
         level = "ok" if s.state in ("loaded", "off") else "error"
-        rows.append((level, f"pack {s.name} of {s.distribution} {s.version}: {s.state} {s.reason} {s.remedy}"))
+        rows.append(
+            (level, f"pack {s.name} of {s.distribution} {s.version}: {s.state} {s.reason} {s.remedy}")
+        )
     for check in registry.registry().others["torchtpu_checks"]:
         found = check.run()
         rows.append((found.level, f"{check.name}: {found.message} {found.remedy}"))

@@ -21,7 +21,11 @@ def _check_rows(weight: Any, indices: Any, *rest: Any, **named: Any) -> None:
 
 @pack.lowering("aten::embedding", validate=_check_rows)
 def embedding(
-    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    weight: Array,
+    indices: Array,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Array:
     """Rows of ``weight``."""
     return jnp.take(weight, indices, axis=0, mode="clip")
@@ -42,3 +46,55 @@ def embedding_dense_backward(
         counts = jnp.zeros(num_weights, rows.dtype).at[flat].add(1)
         rows = rows / counts[flat][:, None]
     return jnp.zeros((num_weights, width), rows.dtype).at[flat].add(rows)
+
+
+def _layer_norm(x: Array, weight: Array, bias: Array, eps: Any) -> Array:
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(jnp.mean((x - mean) ** 2, axis=-1, keepdims=True) + eps) * weight + bias
+
+
+def _masked(mask: Array | None, kind: int | None) -> Array | None:
+    """torch's mask types as one boolean mask of (batch, heads, query, key); True hides."""
+    if mask is None:
+        return None
+    hidden = mask != 0
+    if kind == 0:
+        return hidden[None, None]
+    return hidden[:, None, None, :] if kind == 1 else hidden
+
+
+def _attend(x: Array, heads: int, qkv: tuple[Array, Array], out: tuple[Array, Array], hidden: Any) -> Array:
+    batch, length, width = x.shape
+    parts = (x @ qkv[0].T + qkv[1]).reshape(batch, length, 3, heads, -1)
+    q, k, v = (parts[:, :, i].swapaxes(1, 2) for i in range(3))
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    if hidden is not None:
+        scores = jnp.where(hidden, -jnp.inf, scores)
+    mixed = (jax.nn.softmax(scores, axis=-1) @ v).swapaxes(1, 2).reshape(batch, length, width)
+    return mixed @ out[0].T + out[1]
+
+
+@pack.lowering("aten::_transformer_encoder_layer_fwd")
+def transformer_encoder_layer(
+    src: Array, embed_dim: int, num_heads: int, qkv_weight: Array, qkv_bias: Array, proj_weight: Array,
+    proj_bias: Array, use_gelu: bool, norm_first: bool, eps: Any, norm_weight_1: Array, norm_bias_1: Array,
+    norm_weight_2: Array, norm_bias_2: Array, ffn_weight_1: Array, ffn_bias_1: Array, ffn_weight_2: Array,
+    ffn_bias_2: Array, mask: Array | None = None, mask_type: int | None = None,
+) -> Array:  # fmt: skip
+    """An encoder layer without dropout, which torch's nn.TransformerEncoderLayer calls for inference."""
+    hidden = _masked(mask, mask_type)
+
+    def attention(x: Array) -> Array:
+        return _attend(x, num_heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), hidden)
+
+    def feed(x: Array) -> Array:
+        inner = x @ ffn_weight_1.T + ffn_bias_1
+        inner = jax.nn.gelu(inner, approximate=False) if use_gelu else jnp.maximum(inner, 0)
+        return inner @ ffn_weight_2.T + ffn_bias_2
+
+    first, second = (norm_weight_1, norm_bias_1, eps), (norm_weight_2, norm_bias_2, eps)
+    if norm_first:
+        x = src + attention(_layer_norm(src, *first))
+        return x + feed(_layer_norm(x, *second))
+    x = _layer_norm(src + attention(src), *first)
+    return _layer_norm(x + feed(x), *second)

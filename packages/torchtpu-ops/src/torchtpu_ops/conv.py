@@ -43,7 +43,13 @@ def _convolve(
     if not transposed:
         pads = [(p, p) for p in padding]
         return lax.conv_general_dilated(
-            x, weight, stride, pads, rhs_dilation=dilation, feature_group_count=groups, preferred_element_type=wide
+            x,
+            weight,
+            stride,
+            pads,
+            rhs_dilation=dilation,
+            feature_group_count=groups,
+            preferred_element_type=wide,
         )
     reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     pads = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
@@ -61,7 +67,7 @@ def _convolve(
 
 @pack.lowering("aten::convolution")
 def convolution(
-    input: Array,  # noqa: A002
+    input: Array,
     weight: Array,
     bias: Array | None,
     stride: Ints,
@@ -83,7 +89,7 @@ def convolution(
 @pack.lowering("aten::convolution_backward")
 def convolution_backward(
     grad_output: Array,
-    input: Array,  # noqa: A002
+    input: Array,
     weight: Array,
     bias_sizes: Ints | None,
     stride: Ints,

@@ -26,7 +26,7 @@ def cholesky(self: Array, upper: bool = False) -> Array:
 
 
 @pack.lowering("aten::linalg_qr")
-def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:  # noqa: N803
+def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
     """The QR decomposition."""
     if mode == "r":
         return jnp.zeros((0,), A.dtype), jnp.linalg.qr(A, mode="r")
@@ -35,14 +35,14 @@ def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:  # noqa: N803
 
 
 @pack.lowering("aten::_linalg_eigh")
-def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:  # noqa: N803
+def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
     """Eigenvalues and vectors of a Hermitian matrix."""
     values, vectors = jnp.linalg.eigh(A, UPLO=UPLO)
     return values, vectors if compute_v else jnp.zeros((0,), A.dtype)
 
 
 @pack.lowering("aten::linalg_inv_ex")
-def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:  # noqa: N803
+def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     """The inverse and 0, or 1 where there is none."""
     inverse = jnp.linalg.inv(A)
     return inverse, jnp.any(~jnp.isfinite(inverse), axis=(-2, -1)).astype(jnp.int32)
@@ -50,7 +50,7 @@ def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:  # n
 
 @pack.lowering("aten::linalg_solve_triangular")
 def solve_triangular(
-    self: Array, B: Array, *, upper: bool, left: bool = True, unitriangular: bool = False  # noqa: N803
+    self: Array, B: Array, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Array:  # fmt: skip
     """Solve A X = B, or X A = B, for a triangular A."""
     batch = jnp.broadcast_shapes(self.shape[:-2], B.shape[:-2])

@@ -61,7 +61,9 @@ _pair("soft_margin_loss", lambda x, y: jnp.log1p(jnp.exp(-x * y)))
 
 
 @pack.lowering("aten::binary_cross_entropy")
-def binary_cross_entropy(self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN) -> Array:
+def binary_cross_entropy(
+    self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
+) -> Array:
     """-(y log x + (1 - y) log(1 - x)), logs not below -100."""
     x, y = _wide(self), _wide(target)
     loss = -(y * jnp.maximum(jnp.log(x), -100) + (1 - y) * jnp.maximum(jnp.log1p(-x), -100))
@@ -94,7 +96,9 @@ def bce_with_logits(
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 
-def _check_targets(self: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100) -> None:
+def _check_targets(
+    self: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+) -> None:
     """Raise what CPU raises for a class index that does not exist."""
     classes = self.shape[0] if self.ndim == 1 else self.shape[1]
     bad = target[(target != ignore_index) & ((target < 0) | (target >= classes))]

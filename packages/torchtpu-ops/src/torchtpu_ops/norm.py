@@ -30,7 +30,7 @@ def _affine(x: Array, weight: Maybe, bias: Maybe) -> Array:
 
 @pack.lowering("aten::native_batch_norm")
 def native_batch_norm(
-    input: Array,  # noqa: A002
+    input: Array,
     weight: Maybe,
     bias: Maybe,
     running_mean: Maybe,
@@ -47,13 +47,13 @@ def native_batch_norm(
         var = jnp.mean((x - _row(mean, x.ndim)) ** 2, axis=axes)
         count = x.size // x.shape[1]
         saved = (mean, 1 / jnp.sqrt(var + eps))
-        new_mean = None if running_mean is None else running_mean * (1 - momentum) + mean * momentum
-        unbiased = var * (count / max(count - 1, 1))
-        new_var = None if running_var is None else running_var * (1 - momentum) + unbiased * momentum
+        new_mean = None if running_mean is None else _wide(running_mean) * (1 - momentum) + mean * momentum
+        unbiased = var * count / (count - 1)  # of one element: NaN, as in torch
+        new_var = None if running_var is None else _wide(running_var) * (1 - momentum) + unbiased * momentum
     else:
         assert running_mean is not None and running_var is not None
         mean, var = _wide(running_mean), _wide(running_var)
-        saved = (jnp.zeros(0, x.dtype), jnp.zeros(0, x.dtype))
+        saved = (jnp.zeros(x.shape[1], x.dtype), jnp.zeros(x.shape[1], x.dtype))
         new_mean, new_var = running_mean, running_var
     out = (x - _row(mean, x.ndim)) / jnp.sqrt(_row(var, x.ndim) + eps)
     scale, shift = (None if v is None else _row(v, x.ndim) for v in (weight, bias))
@@ -63,7 +63,7 @@ def native_batch_norm(
 @pack.lowering("aten::native_batch_norm_backward")
 def native_batch_norm_backward(
     grad_out: Array,
-    input: Array,  # noqa: A002
+    input: Array,
     weight: Maybe,
     running_mean: Maybe,
     running_var: Maybe,
@@ -81,7 +81,7 @@ def native_batch_norm_backward(
         mean, inverse = save_mean, save_invstd
     else:
         assert running_mean is not None and running_var is not None
-        mean, inverse = running_mean, 1 / jnp.sqrt(running_var + eps)
+        mean, inverse = _wide(running_mean), 1 / jnp.sqrt(_wide(running_var) + eps)
     centred = (x - _row(mean, x.ndim)) * _row(inverse, x.ndim)
     dbias, dweight = jnp.sum(g, axis=axes), jnp.sum(g * centred, axis=axes)
     dx = g
@@ -89,7 +89,11 @@ def native_batch_norm_backward(
         count = x.size // x.shape[1]
         dx = g - (_row(dbias, x.ndim) + centred * _row(dweight, x.ndim)) / count
     dx = dx * _row(inverse if weight is None else inverse * weight, x.ndim)
-    return dx if output_mask[0] else None, dweight if output_mask[1] else None, dbias if output_mask[2] else None
+    return (
+        dx if output_mask[0] else None,
+        dweight if output_mask[1] else None,
+        dbias if output_mask[2] else None,
+    )
 
 
 def _normalised(x: Array, axes: tuple[int, ...], eps: Any) -> tuple[Array, Array, Array]:
@@ -107,7 +111,7 @@ def _gradient(g: Array, centred: Array, rstd: Array, axes: tuple[int, ...]) -> A
 
 @pack.lowering("aten::native_layer_norm")
 def native_layer_norm(
-    input: Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: Any  # noqa: A002
+    input: Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: Any
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Output, mean and inverse deviation over the last dimensions."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
@@ -118,7 +122,7 @@ def native_layer_norm(
 @pack.lowering("aten::native_layer_norm_backward")
 def native_layer_norm_backward(
     grad_out: Array,
-    input: Array,  # noqa: A002
+    input: Array,
     normalized_shape: Sequence[int],
     mean: Array,
     rstd: Array,
@@ -141,10 +145,10 @@ def native_layer_norm_backward(
 
 @pack.lowering("aten::native_group_norm")
 def native_group_norm(
-    input: Array, weight: Maybe, bias: Maybe, N: int, C: int, HxW: int, group: int, eps: Any  # noqa: A002, N803
+    input: Array, weight: Maybe, bias: Maybe, N: int, C: int, HxW: int, group: int, eps: Any
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Output, mean and inverse deviation over groups of channels."""
-    x = _wide(input).reshape(N, group, -1)
+    x = _wide(input).reshape(N, group, C // group * HxW)
     out, mean, rstd = _normalised(x, (2,), eps)
     scale, shift = (None if v is None else _row(v, input.ndim) for v in (weight, bias))
     return _affine(out.reshape(input.shape), scale, shift), mean.reshape(N, group), rstd.reshape(N, group)
@@ -153,22 +157,22 @@ def native_group_norm(
 @pack.lowering("aten::native_group_norm_backward")
 def native_group_norm_backward(
     grad_out: Array,
-    input: Array,  # noqa: A002
+    input: Array,
     mean: Array,
     rstd: Array,
     weight: Maybe,
-    N: int,  # noqa: N803
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
     """Gradients of input, weight and bias."""
-    x, g = _wide(input).reshape(N, group, -1), _wide(grad_out)
+    x, g = _wide(input).reshape(N, group, C // group * HxW), _wide(grad_out)
     scale = rstd.reshape(N, group, 1)
     centred = (x - mean.reshape(N, group, 1)) * scale
     weighted = g if weight is None else g * _row(weight, g.ndim)
-    dx = _gradient(weighted.reshape(N, group, -1), centred, scale, (2,)).reshape(input.shape)
+    dx = _gradient(weighted.reshape(N, group, C // group * HxW), centred, scale, (2,)).reshape(input.shape)
     axes = (0, *range(2, g.ndim))
     return (
         dx if output_mask[0] else None,

@@ -16,7 +16,9 @@ Many = list[Array]
 
 def _kept(found_inf: Array | None, new: Array, old: Array) -> Array:
     """The old value where the scaler found an infinity."""
-    return new.astype(old.dtype) if found_inf is None else jnp.where(found_inf != 0, old, new.astype(old.dtype))
+    return (
+        new.astype(old.dtype) if found_inf is None else jnp.where(found_inf != 0, old, new.astype(old.dtype))
+    )
 
 
 def _adam(decoupled: bool) -> Callable[..., Any]:

@@ -99,8 +99,12 @@ for _name, _op in BITWISE.items():
     _variants = (f"aten::{_name}.Tensor", f"aten::{_name}.Tensor_Scalar", f"aten::{_name}.Scalar_Tensor")
     _binary(_variants, _op, "default")
 for _name, _op in BINARY.items():
-    _variants = (f"aten::{_name}.Tensor", f"aten::{_name}.Scalar") if _name in ("mul", "copysign") else (f"aten::{_name}",)
-    _binary(_variants, _op, "int_to_float" if _name == "copysign" else "default")
+    _names = (
+        [f"aten::{_name}.Tensor", f"aten::{_name}.Scalar"]
+        if _name in ("mul", "copysign")
+        else [f"aten::{_name}"]
+    )
+    _binary(tuple(_names), _op, "int_to_float" if _name == "copysign" else "default")
 for _name, _op in LOGICAL.items():
     _binary((f"aten::{_name}",), _op, "always_bool")
 
@@ -171,7 +175,9 @@ def floor_divide(self: Array, other: Array) -> Array:
     return _rounded_division(self, other, "floor")
 
 
-@pack.lowering("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor", promote="default")
+@pack.lowering(
+    "aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor", promote="default"
+)
 def remainder(self: Array, other: Array) -> Array:
     """The remainder with the divisor's sign."""
     return jnp.remainder(self, other)
@@ -222,7 +228,9 @@ def atan2(self: Array, other: Array) -> Array:
     return jnp.arctan2(self, other)
 
 
-@pack.lowering("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="int_to_float")
+@pack.lowering(
+    "aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="int_to_float"
+)
 def xlogy(self: Array, other: Array) -> Array:
     """self * log(other), 0 where self is 0 and other is not NaN."""
     return jnp.where(jnp.isnan(other), jnp.nan, jnp.where(self == 0, 0, self * jnp.log(other)))
@@ -241,19 +249,19 @@ def _clamp(x: Array, low: Any, high: Any) -> Array:
 
 
 @pack.lowering("aten::clamp", "aten::clamp.Tensor", promote="default")
-def clamp(self: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A002
+def clamp(self: Array, min: Any = None, max: Any = None) -> Array:
     """Limit to [min, max]."""
     return _clamp(self, min, max)
 
 
 @pack.lowering("aten::clamp_min", "aten::clamp_min.Tensor", promote="default")
-def clamp_min(self: Array, min: Any) -> Array:  # noqa: A002
+def clamp_min(self: Array, min: Any) -> Array:
     """Limit from below."""
     return jnp.maximum(self, min)
 
 
 @pack.lowering("aten::clamp_max", "aten::clamp_max.Tensor", promote="default")
-def clamp_max(self: Array, max: Any) -> Array:  # noqa: A002
+def clamp_max(self: Array, max: Any) -> Array:
     """Limit from above."""
     return jnp.minimum(self, max)
 
@@ -304,6 +312,6 @@ def complex_(real: Array, imag: Array) -> Array:
 
 
 @pack.lowering("aten::polar")
-def polar(abs: Array, angle: Array) -> Array:  # noqa: A002
+def polar(abs: Array, angle: Array) -> Array:
     """A complex tensor from modulus and angle."""
     return lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle))

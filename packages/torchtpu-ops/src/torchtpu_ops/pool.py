@@ -27,42 +27,78 @@ def _outputs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil:
     return count - 1 if ceil and (count - 1) * stride >= size + pad else count
 
 
-def _windows(x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil: bool, fill: Any) -> Array:
-    """All windows, (..., H', W', kernel elements), outside filled with ``fill``."""
-    k, s, p, d = _pair(kernel), _pair(stride) if stride else _pair(kernel), _pair(padding), _pair(dilation)
-    rows = []
-    for size, kk, ss, pp, dd in zip(x.shape[-2:], k, s, p, d, strict=True):
-        count = _outputs(size, kk, ss, pp, dd, ceil)
-        rows.append(np.arange(count)[:, None] * ss + np.arange(kk)[None] * dd)
-    need = [int(r.max()) + 1 for r in rows]
-    pads = [(0, 0, 0)] * (x.ndim - 2)
-    pads += [(pp, max(n - size - pp, 0), 0) for pp, n, size in zip(p, need, x.shape[-2:], strict=True)]
-    padded = lax.pad(x, jnp.asarray(fill, x.dtype), pads)
-    picked = padded[..., rows[0][:, :, None, None], rows[1][None, None]]
-    moved = jnp.swapaxes(picked, -3, -2)
-    return moved.reshape(*moved.shape[:-2], -1)
+class _Plan:
+    """The sizes of one pooling: kernel, stride, padding, dilation and number of windows per axis."""
+
+    def __init__(
+        self, x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil: bool
+    ) -> None:
+        self.sizes = x.shape[-2:]
+        self.kernel, self.padding, self.dilation = _pair(kernel), _pair(padding), _pair(dilation)
+        self.stride = _pair(stride) if stride else self.kernel
+        axes = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        self.counts = [_outputs(*axis, ceil) for axis in axes]
+
+    def reduce(self, operands: Any, initial: Any, combine: Any) -> Any:
+        """`lax.reduce_window` over the last two dimensions."""
+        ndim = jax.tree.leaves(operands)[0].ndim - 2
+        axes = zip(
+            self.sizes, self.kernel, self.stride, self.padding, self.dilation, self.counts, strict=True
+        )
+        # to the right only as far as the last window reaches, which ceil_mode moves beyond the padding
+        pads = [(p, max((n - 1) * s + d * (k - 1) + 1 - size - p, 0)) for size, k, s, p, d, n in axes]
+        ones = [1] * ndim
+        return lax.reduce_window(
+            operands,
+            initial,
+            combine,
+            ones + self.kernel,
+            ones + self.stride,
+            [(0, 0)] * ndim + pads,
+            window_dilation=ones + self.dilation,
+        )
+
+    def divisors(self, include: bool) -> np.ndarray:
+        """How many elements each window averages over; the declared padding counts if ``include``."""
+        lengths = []
+        for size, k, s, p, n in zip(
+            self.sizes, self.kernel, self.stride, self.padding, self.counts, strict=True
+        ):
+            start = np.arange(n) * s - p
+            stop = np.minimum(start + k, size + p)
+            lengths.append(stop - start if include else np.minimum(stop, size) - np.maximum(start, 0))
+        return np.outer(*lengths)
 
 
 def _lowest(dtype: Any) -> Any:
     return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
+def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Of two (value, place) the one torch keeps: the first of equals, the last NaN."""
+    (x, i), (y, j) = a, b
+    x_nan, y_nan = x != x, y != y
+    second = jnp.where(x_nan | y_nan, y_nan & (~x_nan | (j > i)), (y > x) | ((y == x) & (j < i)))
+    return jnp.where(second, y, x), jnp.where(second, j, i)
+
+
 @pack.lowering("aten::max_pool2d_with_indices")
 def max_pool2d_with_indices(
-    self: Array, kernel_size: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
-) -> tuple[Array, Array]:  # fmt: skip
+    self: Array,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    dilation: Ints = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Array, Array]:
     """The largest of each window and its flat place in the plane."""
-    plane = jnp.arange(self.shape[-2] * self.shape[-1]).reshape(self.shape[-2:])
-    values = _windows(self, kernel_size, stride, padding, dilation, ceil_mode, _lowest(self.dtype))
-    places = _windows(plane, kernel_size, stride, padding, dilation, ceil_mode, -1)
-    inside = places >= 0
-    ranked = jnp.where(inside, values, _lowest(self.dtype))
-    best = jnp.argmax(ranked, axis=-1)
-    first = jnp.argmax(inside, axis=-1)
-    best = jnp.where(jnp.take_along_axis(inside + jnp.zeros_like(ranked, bool), best[..., None], -1)[..., 0], best, first)
-    places = jnp.broadcast_to(places, ranked.shape)
-    chosen = jnp.take_along_axis(places, best[..., None], -1)[..., 0]
-    return jnp.take_along_axis(values, best[..., None], -1)[..., 0], chosen
+    plan = _Plan(self, kernel_size, stride, padding, dilation, ceil_mode)
+    size = self.shape[-2] * self.shape[-1]
+    # 32 bits are enough for a plane; the place of padding is after all others, so it loses every tie
+    plane = jnp.arange(size, dtype=jnp.int32).reshape(self.shape[-2:])
+    start = jnp.asarray(_lowest(self.dtype), self.dtype), jnp.int32(size)
+    values, places = plan.reduce((self, jnp.broadcast_to(plane, self.shape)), start, _larger)
+    return values, places.astype(jnp.int64)
 
 
 @pack.lowering("aten::max_pool2d_with_indices_backward")
@@ -88,18 +124,9 @@ def max_pool2d_with_indices_backward(
 def _average(
     x: Array, kernel: Ints, stride: Ints, padding: Ints, ceil: bool, include: bool, divisor: int | None
 ) -> Array:
-    total = jnp.sum(_windows(x, kernel, stride, padding, (1,), ceil, 0), axis=-1)
-    if divisor is not None:
-        return total / divisor
-    p = _pair(padding)
-    ones = jnp.ones(x.shape[-2:], x.dtype)
-    if include:  # the declared padding counts, what ceil_mode adds beyond it does not
-        ones = jnp.pad(ones, [(q, q) for q in p], constant_values=1)
-        counts = jnp.sum(_windows(ones, kernel, stride, (0,), (1,), ceil, 0), axis=-1)
-        counts = counts[: total.shape[-2], : total.shape[-1]]
-    else:
-        counts = jnp.sum(_windows(ones, kernel, stride, padding, (1,), ceil, 0), axis=-1)
-    return total / counts
+    plan = _Plan(x, kernel, stride, padding, (1,), ceil)
+    total = plan.reduce(x, np.zeros((), x.dtype), lax.add)
+    return total / (divisor if divisor is not None else jnp.asarray(plan.divisors(include), x.dtype))
 
 
 @pack.lowering("aten::avg_pool2d")
@@ -138,14 +165,16 @@ def avg_pool2d_backward(
 
 
 def _adaptive(x: Array, size: Ints) -> Array:
-    """Means of torch's adaptive windows, as two products with averaging matrices."""
-    for axis, target in zip((-2, -1), size, strict=True):
+    """Means of torch's adaptive windows, which overlap where the sizes do not divide."""
+    for axis, count in zip((x.ndim - 2, x.ndim - 1), size, strict=True):
         length = x.shape[axis]
-        matrix = np.zeros((target, length))
-        for i in range(target):
-            low, high = i * length // target, -(-(i + 1) * length // target)
-            matrix[i, low:high] = 1 / (high - low)
-        x = jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ jnp.asarray(matrix.T, x.dtype), -1, axis)
+        if count and length % count == 0:
+            parts = x.reshape(*x.shape[:axis], count, length // count, *x.shape[axis + 1 :])
+            x = jnp.mean(parts, axis=axis + 1)
+            continue
+        bounds = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
+        means = [jnp.mean(lax.slice_in_dim(x, *b, axis=axis), axis=axis, keepdims=True) for b in bounds]
+        x = jnp.concatenate(means, axis) if means else lax.slice_in_dim(x, 0, 0, axis=axis)
     return x
 
 

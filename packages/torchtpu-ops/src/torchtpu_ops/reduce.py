@@ -218,7 +218,7 @@ def _norm(x: Array, order: Any, dim: Dims, keepdim: bool) -> Array:
 
 @pack.lowering("aten::linalg_vector_norm", static=("ord",))
 def linalg_vector_norm(
-    self: Array, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None  # noqa: A002
+    self: Array, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Array:  # fmt: skip
     """The vector norm along dimensions."""
     return _norm(self if dtype is None else self.astype(dtype), ord, dim, keepdim)

@@ -106,11 +106,16 @@ def resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     return _set_strided(tensor, shape, strides, tensor.storage_offset())
 
 
-_as_strided_ = _aten.as_strided_.default._handle.redispatch_boxed
+def as_strided_(tensor: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """``aten::as_strided_``: another layout on the same storage."""
+    adopt(tensor).views = True
+    offset = tensor.storage_offset() if storage_offset is None else storage_offset
+    return _set_strided(tensor, size, stride, offset)
 
 
 def _set_strided(tensor: Tensor, shape: Any, strides: Any, offset: int) -> Tensor:
-    return _set_meta(META, tensor, tensor.untyped_storage(), offset, shape, strides)
+    storage = tensor.untyped_storage()
+    return _set_meta(META if storage.resizable() else CPU, tensor, storage, offset, shape, strides)
 
 
 _set_meta = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
@@ -221,11 +226,12 @@ def is_pinned(tensor: Tensor, device: Any = None) -> bool:
 
 VIEWS = (
     "as_strided", "view", "view.dtype", "_reshape_alias", "view_as_real", "view_as_complex", "unfold",
-    "as_strided_",
+    "_unsafe_view",
 )  # fmt: skip
 SPECIAL: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
+    "as_strided_": as_strided_,
     "resize_": resize,
     "set_.source_Storage_storage_offset": set_storage_offset,
     "set_.source_Storage": set_storage,

@@ -20,6 +20,7 @@ class NewOp:
         self._op: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator, which is defined at the first call."""
         if self._op is None:
             self._op = define(self.schema, self.reference)
         return self._op(*args, **kwargs)
@@ -70,9 +71,9 @@ def _on_cpu(reference: Callable[..., Any]) -> Callable[..., Any]:
         from torch.utils._pytree import tree_map
 
         moved = tree_map(lambda v: v.to("tpu") if isinstance(v, torch.Tensor) else v, (args, kwargs))
-        from torchtpu.interop import from_jax, to_jax
-
         import jax
+
+        from torchtpu.interop import from_jax, to_jax
 
         arrays = tree_map(lambda v: to_jax(v) if isinstance(v, torch.Tensor) else v, moved)
         with jax.enable_x64(True):

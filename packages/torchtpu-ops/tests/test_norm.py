@@ -1,0 +1,111 @@
+"""Batch, layer and group normalisation and their gradients agree with the CPU."""
+
+import copy
+
+import pytest
+import torch
+
+aten = torch.ops.aten
+F = torch.nn.functional
+F64 = torch.float64
+SHAPES = [(5, 4), (3, 4, 6), (2, 4, 5, 3), (2, 4, 3, 2, 3)]
+
+
+def both(op, *tensors, **tolerance):
+    """Values and gradients of all tensors, on the CPU and on the device."""
+    results, cotangent = [], None
+    for device in ("cpu", "tpu"):
+        leaves = [None if t is None else t.detach().to(device).requires_grad_() for t in tensors]
+        out = op(*leaves)
+        cotangent = torch.randn(out.shape, dtype=F64).to(out.dtype) if cotangent is None else cotangent
+        out.backward(cotangent.to(device))
+        results.append([out.detach().cpu(), *(t.grad.cpu() for t in leaves if t is not None)])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, **tolerance)
+
+
+def affine(on, *shape):
+    return [torch.randn(shape, dtype=F64) if on else None for _ in range(2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_batch_norm(shape, on, training, tracked):
+    if not (training or tracked):
+        pytest.skip("without statistics there is nothing to evaluate with")
+    start = (torch.randn(4, dtype=F64), torch.rand(4, dtype=F64) + 0.5) if tracked else (None, None)
+    kept = []
+
+    def op(x, weight, bias):
+        running = [None if t is None else t.to(x.device, copy=True) for t in start]
+        kept.append(running)
+        return F.batch_norm(x, *running, weight, bias, training, 0.3, 1e-3)
+
+    both(op, torch.randn(shape, dtype=F64) * 3 + 1, *affine(on, 4))
+    if tracked:
+        for want, got, before in zip(*kept, start, strict=True):
+            torch.testing.assert_close(got.cpu(), want)
+            assert torch.equal(want, before) is not training
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_saved_statistics(check, training):
+    x, stats = torch.randn(3, 4, 5), (torch.randn(4), torch.rand(4) + 1)
+    fresh = [t.clone() for t in stats]
+    check(
+        lambda *a: aten.native_batch_norm(a[0], None, None, *(t.clone() for t in a[1:]), training, 0.1, 1e-5),
+        x,
+        *fresh,
+    )
+
+
+def test_module_follows_the_cpu():
+    cpu = torch.nn.BatchNorm2d(4)
+    tpu = copy.deepcopy(cpu).to("tpu")
+    for _ in range(3):
+        x = torch.randn(2, 4, 5, 5) * 2 + 1
+        torch.testing.assert_close(tpu(x.to("tpu")).cpu(), cpu(x), rtol=1e-4, atol=1e-5)
+    for name, want in cpu.state_dict().items():
+        torch.testing.assert_close(tpu.state_dict()[name].cpu(), want)
+    torch.testing.assert_close(tpu.eval()(x.to("tpu")).cpu(), cpu.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4, 5)], ids=str)
+def test_layer_norm(shape, on, dims):
+    normal = list(shape[-dims:])
+    both(
+        lambda x, w, b: F.layer_norm(x, normal, w, b, 1e-3),
+        torch.randn(shape, dtype=F64),
+        *affine(on, *normal),
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_group_norm(shape, on, groups):
+    both(lambda x, w, b: F.group_norm(x, groups, w, b, 1e-3), torch.randn(shape, dtype=F64), *affine(on, 4))
+
+
+def test_saved_moments(check):
+    check(aten.native_layer_norm, torch.randn(2, 3, 5), [5], torch.randn(5), None, 1e-5)
+    check(aten.native_group_norm, torch.randn(2, 4, 6), None, torch.randn(4), 2, 4, 6, 2, 1e-5)
+
+
+@pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32], ids=str)
+def test_short_floats(parameters):
+    x = torch.randn(4, 4, 6).bfloat16()
+    w, b = torch.randn(4).to(parameters), torch.randn(4).to(parameters)
+    close = {"rtol": 3e-2, "atol": 6e-2}
+    stats = torch.zeros(4, dtype=parameters), torch.ones(4, dtype=parameters)
+
+    def batch(*args):
+        return F.batch_norm(args[0], *(t.to(args[0].device, copy=True) for t in stats), *args[1:], True)
+
+    both(batch, x, w, b, **close)
+    both(lambda *a: F.group_norm(a[0], 2, *a[1:]), x, w, b, **close)
+    both(lambda *a: F.layer_norm(a[0].mT, [4], *a[1:]), x, w, b, **close)
