@@ -40,25 +40,18 @@ def _convolve(
     stride, padding, dilation = (_spread(v, count) for v in (stride, padding, dilation))
     extra = _spread(output_padding, count) if output_padding else [0] * count
     wide = jnp.float32 if x.dtype in (jnp.float16, jnp.bfloat16) else None
-    if not transposed:
-        pads = [(p, p) for p in padding]
-        return lax.conv_general_dilated(
-            x,
-            weight,
-            stride,
-            pads,
-            rhs_dilation=dilation,
-            feature_group_count=groups,
-            preferred_element_type=wide,
-        )
-    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    pads = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
+    pads, spread = [(p, p) for p in padding], [1] * count
+    if transposed:
+        reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        pads = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
+        stride, spread = spread, stride
+        weight = _transposed_weight(weight, groups)
     return lax.conv_general_dilated(
         x,
-        _transposed_weight(weight, groups),
-        [1] * count,
+        weight,
+        stride,
         pads,
-        lhs_dilation=stride,
+        lhs_dilation=spread,
         rhs_dilation=dilation,
         feature_group_count=groups,
         preferred_element_type=wide,

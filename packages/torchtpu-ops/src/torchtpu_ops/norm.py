@@ -53,7 +53,8 @@ def native_batch_norm(
     else:
         assert running_mean is not None and running_var is not None
         mean, var = _wide(running_mean), _wide(running_var)
-        saved = (jnp.zeros(x.shape[1], x.dtype), jnp.zeros(x.shape[1], x.dtype))
+        # never read; the CPU leaves them empty, but torch's meta kernel, whose shapes hold, does not
+        saved = (jnp.zeros(0, x.dtype), jnp.zeros(0, x.dtype))
         new_mean, new_var = running_mean, running_var
     out = (x - _row(mean, x.ndim)) / jnp.sqrt(_row(var, x.ndim) + eps)
     scale, shift = (None if v is None else _row(v, x.ndim) for v in (weight, bias))
