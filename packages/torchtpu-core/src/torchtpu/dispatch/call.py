@@ -31,10 +31,9 @@ class Encoder:
         self.family = family
         static = set(family.lowering.static) if family.lowering else set()
         schema = family.op._schema
+        # a number given for a tensor (torch hands wrapped numbers over as such) varies as well
         self.varying = [
-            str(a.type)
-            in ("number", "float", "Optional[number]", "Optional[float]", "List[number]", "List[float]")
-            and a.name not in static
+            any(kind in str(a.type) for kind in ("number", "float", "Tensor")) and a.name not in static
             for a in schema.arguments
         ]
         self.by_name = {a.name: v for a, v in zip(schema.arguments, self.varying, strict=True)}
