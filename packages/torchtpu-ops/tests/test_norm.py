@@ -108,3 +108,34 @@ def test_short_floats(parameters):
     both(batch, x, w, b, **close)
     both(lambda *a: F.group_norm(a[0], 2, *a[1:]), x, w, b, **close)
     both(lambda *a: F.layer_norm(a[0].mT, [4], *a[1:]), x, w, b, **close)
+
+
+def test_batch_norm_by_its_other_names():
+    x, w, b = torch.randn(3, 4, 5, dtype=F64), *affine(True, 4)
+    start = torch.randn(4, dtype=F64), torch.rand(4, dtype=F64) + 0.5
+
+    def results(device):
+        t, u, v = (a.to(device) for a in (x, w, b))
+        kept = [a.to(device, copy=True) for a in start]
+        out = [*aten._native_batch_norm_legit_functional(t, u, v, *kept, True, 0.3, 1e-3)]
+        out += aten._native_batch_norm_legit_no_training(t, u, v, *kept, 0.3, 1e-3)[:1]
+        out += aten._native_batch_norm_legit.no_stats(t, u, v, True, 0.3, 1e-3)
+        out += aten._native_batch_norm_legit(t, u, v, *kept, True, 0.3, 1e-3)
+        return [a.cpu() for a in (*out, *kept)]
+
+    for got, want in zip(results("tpu"), results("cpu"), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("eps", [None, 1e-3])
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4, 5)], ids=str)
+def test_rms_norm(shape, dims, eps):
+    normal = list(shape[-dims:])
+    for weight in (None, torch.randn(normal, dtype=F64)):
+        both(lambda x, w: F.rms_norm(x, normal, w, eps), torch.randn(shape, dtype=F64), weight)
+    both(lambda x, w: F.rms_norm(x, normal, w, eps), torch.randn(shape), torch.randn(normal))
+    # inputs near the epsilon show which one is taken
+    both(lambda x: F.rms_norm(x, normal, None, eps), torch.randn(shape) * 1e-4)
+    short = torch.randn(shape).bfloat16(), torch.randn(normal).bfloat16()
+    both(lambda x, w: F.rms_norm(x, normal, w, eps), *short, rtol=3e-2, atol=6e-2)

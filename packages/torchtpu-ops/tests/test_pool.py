@@ -83,3 +83,39 @@ def test_overlapping_short_floats():
     got = aten._adaptive_avg_pool2d_backward(g.to("tpu"), x.to("tpu")).cpu()
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-6)
+
+
+CUBES = [([2], [], [0]), ([3, 2, 2], [2, 3, 1], [1, 0, 1]), ([3], [2], [1])]
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize("kernel,stride,padding", CUBES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 6, 7, 5), (3, 5, 6, 7)], ids=str)
+def test_three_dimensions(shape, kernel, stride, padding, ceil):
+    x = torch.randn(shape, dtype=F64)
+    for dilation in ([1], [1, 2, 1]):
+        both(aten.max_pool3d_with_indices, x, kernel, stride, padding, dilation, ceil)
+    both(
+        aten.max_pool3d_with_indices, torch.randint(-1, 2, shape).float(), kernel, stride, padding, [1], ceil
+    )
+    for include, divisor in ((True, None), (False, None), (True, 3)):
+        both(aten.avg_pool3d, x, kernel, stride, padding, ceil, include, divisor)
+
+
+@pytest.mark.parametrize("size", [[1, 1, 1], [2, 3, 5], [4, 7, 2], [6, 7, 5]], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 6, 7, 5), (3, 6, 7, 5)], ids=str)
+def test_adaptive_in_three_dimensions(shape, size):
+    both(aten._adaptive_avg_pool3d, torch.randn(shape, dtype=F64), size)
+    both(aten.adaptive_max_pool3d, torch.randn(shape, dtype=F64), size)
+
+
+@pytest.mark.parametrize("size", [[1, 1], [2, 3], [5, 7], [8, 9]], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 8, 9), (3, 8, 9)], ids=str)
+def test_adaptive_max(shape, size):
+    both(aten.adaptive_max_pool2d, torch.randn(shape, dtype=F64), size)
+    both(aten.adaptive_max_pool2d, torch.randint(-1, 2, shape).float(), size)
+    x = torch.randn(shape)
+    x[..., 2:4, 3] = float("nan")
+    x[..., 0, :] = float("-inf")
+    both(aten.adaptive_max_pool2d, x, size)
+    both(aten.adaptive_max_pool2d, torch.randn(shape).bfloat16(), [1, 3])

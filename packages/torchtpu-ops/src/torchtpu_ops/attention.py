@@ -63,15 +63,38 @@ def _masked(mask: Array | None, kind: int | None) -> Array | None:
     return hidden[:, None, None, :] if kind == 1 else hidden
 
 
-def _attend(x: Array, heads: int, qkv: tuple[Array, Array], out: tuple[Array, Array], hidden: Any) -> Array:
-    batch, length, width = x.shape
-    parts = (x @ qkv[0].T + qkv[1]).reshape(batch, length, 3, heads, -1)
-    q, k, v = (parts[:, :, i].swapaxes(1, 2) for i in range(3))
+def _attend(
+    inputs: tuple[Array, Array, Array],
+    heads: int,
+    qkv: tuple[Array, Array],
+    out: tuple[Array, Array],
+    hidden: Any,
+) -> tuple[Array, Array]:
+    """Attention of query to key and value, and its weights of (batch, heads, query, key)."""
+    projections = zip(inputs, jnp.split(qkv[0], 3), jnp.split(qkv[1], 3), strict=True)
+    parts = [(x @ w.T + b).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2) for x, w, b in projections]
+    q, k, v = parts
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     if hidden is not None:
         scores = jnp.where(hidden, -jnp.inf, scores)
-    mixed = (jax.nn.softmax(scores, axis=-1) @ v).swapaxes(1, 2).reshape(batch, length, width)
-    return mixed @ out[0].T + out[1]
+    weights = jax.nn.softmax(scores, axis=-1)
+    mixed = (weights @ v).swapaxes(1, 2).reshape(inputs[0].shape)
+    return mixed @ out[0].T + out[1], weights
+
+
+@pack.lowering("aten::_native_multi_head_attention")
+def multi_head_attention(
+    query: Array, key: Array, value: Array, embed_dim: int, num_head: int, qkv_weight: Array, qkv_bias: Array,
+    proj_weight: Array, proj_bias: Array, mask: Array | None = None, need_weights: bool = True,
+    average_attn_weights: bool = True, mask_type: int | None = None,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Attention without dropout, which torch's nn.MultiheadAttention calls for inference."""
+    hidden = _masked(mask, mask_type)
+    projections = (qkv_weight, qkv_bias), (proj_weight, proj_bias)
+    out, weights = _attend((query, key, value), num_head, *projections, hidden)
+    if not need_weights:
+        return out, None
+    return out, jnp.mean(weights, axis=1) if average_attn_weights else weights
 
 
 @pack.lowering("aten::_transformer_encoder_layer_fwd")
@@ -85,7 +108,7 @@ def transformer_encoder_layer(
     hidden = _masked(mask, mask_type)
 
     def attention(x: Array) -> Array:
-        return _attend(x, num_heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), hidden)
+        return _attend((x, x, x), num_heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), hidden)[0]
 
     def feed(x: Array) -> Array:
         inner = x @ ffn_weight_1.T + ffn_bias_1

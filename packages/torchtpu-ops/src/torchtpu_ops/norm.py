@@ -1,4 +1,4 @@
-"""Batch, layer and group normalisation, forward and backward."""
+"""Batch, layer, group and root-mean-square normalisation, forward and backward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _affine(x: Array, weight: Maybe, bias: Maybe) -> Array:
     return x if bias is None else x + bias
 
 
-@pack.lowering("aten::native_batch_norm")
+@pack.lowering("aten::native_batch_norm", "aten::_native_batch_norm_legit_functional")
 def native_batch_norm(
     input: Array,
     weight: Maybe,
@@ -59,6 +59,44 @@ def native_batch_norm(
     out = (x - _row(mean, x.ndim)) / jnp.sqrt(_row(var, x.ndim) + eps)
     scale, shift = (None if v is None else _row(v, x.ndim) for v in (weight, bias))
     return _affine(out, scale, shift), *saved, new_mean, new_var
+
+
+@pack.lowering("aten::_native_batch_norm_legit")
+def batch_norm_legit(
+    input: Array,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+) -> tuple[Maybe, ...]:
+    """The new running statistics, which this schema declares as written, then the results."""
+    results = native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return *results[3:], *results[:3]
+
+
+@pack.lowering("aten::_native_batch_norm_legit.no_stats")
+def batch_norm_no_stats(
+    input: Array, weight: Maybe, bias: Maybe, training: bool, momentum: Any, eps: Any
+) -> tuple[Maybe, ...]:
+    """Batch normalisation that keeps no running statistics."""
+    return native_batch_norm(input, weight, bias, None, None, training, momentum, eps)[:3]
+
+
+@pack.lowering("aten::_native_batch_norm_legit_no_training")
+def batch_norm_no_training(
+    input: Array,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Array,
+    running_var: Array,
+    momentum: Any,
+    eps: Any,
+) -> tuple[Maybe, ...]:
+    """Batch normalisation with given statistics."""
+    return native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
 
 @pack.lowering("aten::native_batch_norm_backward")
@@ -179,4 +217,38 @@ def native_group_norm_backward(
         dx if output_mask[0] else None,
         jnp.sum(g * centred.reshape(g.shape), axis=axes) if output_mask[1] else None,
         jnp.sum(g, axis=axes) if output_mask[2] else None,
+    )
+
+
+@pack.lowering("aten::_fused_rms_norm")
+def rms_norm(
+    input: Array, normalized_shape: Sequence[int], weight: Maybe, eps: Any
+) -> tuple[Array, Array]:  # fmt: skip
+    """Output and inverse root of the mean square over the last dimensions."""
+    x = _wide(input)
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    eps = jnp.finfo(x.dtype).eps if eps is None else eps
+    rstd = 1 / jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True) + eps)
+    return _affine(x * rstd, weight, None), rstd
+
+
+@pack.lowering("aten::_fused_rms_norm_backward")
+def rms_norm_backward(
+    grad_out: Array,
+    input: Array,
+    normalized_shape: Sequence[int],
+    rstd: Array,
+    weight: Maybe,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe]:
+    """Gradients of input and weight."""
+    x, g = _wide(input), _wide(grad_out)
+    first = x.ndim - len(normalized_shape)
+    axes, outer = tuple(range(first, x.ndim)), tuple(range(first))
+    scaled = x * rstd
+    weighted = g if weight is None else g * weight
+    dx = (weighted - scaled * jnp.mean(weighted * scaled, axis=axes, keepdims=True)) * rstd
+    return (
+        dx if output_mask[0] else None,
+        jnp.sum(g * scaled, axis=outer) if output_mask[1] and weight is not None else None,
     )

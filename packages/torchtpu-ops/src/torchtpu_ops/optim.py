@@ -21,6 +21,22 @@ def _kept(found_inf: Array | None, new: Array, old: Array) -> Array:
     )
 
 
+def _wide(x: Array) -> Array:
+    """Half types compute in float32, as torch's fused kernels do."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _unscaled(grad: Array, scale: Array | None) -> Array:
+    grad = _wide(grad)
+    return grad if scale is None else grad / scale.astype(grad.dtype)
+
+
+def _moments(g: Array, m: Array, v: Array, beta1: Any, beta2: Any) -> tuple[Array, Array]:
+    """The running means of the gradient and of its square."""
+    m, v = _wide(m), _wide(v)
+    return m + (g - m) * (1 - beta1), beta2 * v + (1 - beta2) * g * g
+
+
 def _adam(decoupled: bool) -> Callable[..., Any]:
     """Adam (https://arxiv.org/abs/1412.6980); ``decoupled`` decays weights as in AdamW."""
 
@@ -43,18 +59,15 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
         found_inf: Array | None = None,
     ) -> tuple[Many, ...]:
         out: tuple[Many, ...] = ([], [], [], [], [])
-        for i, p in enumerate(self):
-            g = grads[i] if grad_scale is None else grads[i] / grad_scale
-            raw, g = g, -g if maximize else g
-            q = p * (1 - lr * weight_decay) if decoupled else p
-            g = g if decoupled else g + weight_decay * p
-            m = exp_avgs[i] + (g - exp_avgs[i]) * (1 - beta1)
-            v = beta2 * exp_avg_sqs[i] + (1 - beta2) * g * g
-            t = state_steps[i]
-            top = jnp.maximum(max_exp_avg_sqs[i], v) if amsgrad else v
-            root = jnp.sqrt(top) / jnp.sqrt(1 - beta2**t) + eps
-            new = q - lr / (1 - beta1**t) * m / root
-            values = [(new, p), (raw, grads[i]), (m, exp_avgs[i]), (v, exp_avg_sqs[i])]
+        for i, old_p in enumerate(self):
+            p, raw = _wide(old_p), _unscaled(grads[i], grad_scale)
+            rate, t = jnp.asarray(lr).astype(p.dtype), state_steps[i].astype(p.dtype)
+            g = -raw if maximize else raw
+            q, g = (p * (1 - rate * weight_decay), g) if decoupled else (p, g + weight_decay * p)
+            m, v = _moments(g, exp_avgs[i], exp_avg_sqs[i], beta1, beta2)
+            top = jnp.maximum(_wide(max_exp_avg_sqs[i]), v) if amsgrad else v
+            new = q - rate / (1 - beta1**t) * m / (jnp.sqrt(top) / jnp.sqrt(1 - beta2**t) + eps)
+            values = [(new, old_p), (raw, grads[i]), (m, exp_avgs[i]), (v, exp_avg_sqs[i])]
             values += [(top, max_exp_avg_sqs[i])] if amsgrad else []
             for place, (fresh, old) in zip(out, values, strict=False):
                 place.append(_kept(found_inf, fresh, old))
@@ -87,15 +100,16 @@ def fused_sgd(
 ) -> tuple[Many, Many, Many]:
     """One step of SGD: new parameters, gradients and momentum buffers."""
     params, scaled, buffers = [], [], []
-    for i, p in enumerate(self):
-        raw = grads[i] if grad_scale is None else grads[i] / grad_scale
+    for i, old_p in enumerate(self):
+        p, raw = _wide(old_p), _unscaled(grads[i], grad_scale)
+        rate = jnp.asarray(lr).astype(p.dtype)
         g = (-raw if maximize else raw) + weight_decay * p
         if momentum_buffer_list:
             old = momentum_buffer_list[i]
-            b = g if is_first_step else momentum * old + (1 - dampening) * g
+            b = g if is_first_step else momentum * _wide(old) + (1 - dampening) * g
             buffers.append(_kept(found_inf, b, old))
             g = g + momentum * b if nesterov else b
-        params.append(_kept(found_inf, p - lr * g, p))
+        params.append(_kept(found_inf, p - rate * g, old_p))
         scaled.append(_kept(found_inf, raw, grads[i]))
     return params, scaled, buffers
 
@@ -117,15 +131,22 @@ def fused_adagrad(
 ) -> tuple[Many, Many, Many, Many]:
     """One step of Adagrad: new parameters, gradients, sums and steps."""
     params, scaled, sums = [], [], []
-    for i, p in enumerate(self):
-        raw = grads[i] if grad_scale is None else grads[i] / grad_scale
+    for i, old_p in enumerate(self):
+        p, raw = _wide(old_p), _unscaled(grads[i], grad_scale)
+        rate = jnp.asarray(lr).astype(p.dtype)
         g = (-raw if maximize else raw) + weight_decay * p
-        s = state_sums[i] + g * g
-        new = p - lr / (1 + (state_steps[i] - 1) * lr_decay) * g / (jnp.sqrt(s) + eps)
-        params.append(_kept(found_inf, new, p))
+        s = _wide(state_sums[i]) + g * g
+        new = p - rate / (1 + (state_steps[i].astype(p.dtype) - 1) * lr_decay) * g / (jnp.sqrt(s) + eps)
+        params.append(_kept(found_inf, new, old_p))
         scaled.append(_kept(found_inf, raw, grads[i]))
         sums.append(_kept(found_inf, s, state_sums[i]))
     return params, scaled, sums, list(state_steps)
+
+
+@pack.lowering("aten::_fused_adagrad.tensor_lr")
+def fused_adagrad_tensor_lr(*args: Any, **kwargs: Any) -> tuple[Many, Many, Many]:
+    """The same with the rate in a tensor; its functional form does not return the steps."""
+    return fused_adagrad(*args, **kwargs)[:3]
 
 
 @pack.lowering("aten::_amp_foreach_non_finite_check_and_unscale")

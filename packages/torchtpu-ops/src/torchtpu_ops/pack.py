@@ -3,7 +3,9 @@
 from torchtpu_ops import (
     activation,
     attention,
+    bag,
     conv,
+    distance,
     factory,
     fft,
     foreach,
@@ -29,7 +31,9 @@ from torchtpu_ops._pack import pack
 FAMILIES = (
     activation,
     attention,
+    bag,
     conv,
+    distance,
     factory,
     fft,
     foreach,

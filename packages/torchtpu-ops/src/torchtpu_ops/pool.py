@@ -1,8 +1,9 @@
-"""Pooling over two spatial dimensions, forward and backward."""
+"""Pooling over two and three spatial dimensions, forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +17,8 @@ Array = jax.Array
 Ints = Sequence[int]
 
 
-def _pair(values: Ints) -> list[int]:
-    return list(values) * 2 if len(values) == 1 else list(values)
+def _spread(values: Ints, rank: int) -> list[int]:
+    return list(values) * rank if len(values) == 1 else list(values)
 
 
 def _outputs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
@@ -31,17 +32,17 @@ class _Plan:
     """The sizes of one pooling: kernel, stride, padding, dilation and number of windows per axis."""
 
     def __init__(
-        self, x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil: bool
+        self, rank: int, x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil: bool
     ) -> None:
-        self.sizes = x.shape[-2:]
-        self.kernel, self.padding, self.dilation = _pair(kernel), _pair(padding), _pair(dilation)
-        self.stride = _pair(stride) if stride else self.kernel
+        self.sizes = x.shape[-rank:]
+        self.kernel, self.padding, self.dilation = (_spread(v, rank) for v in (kernel, padding, dilation))
+        self.stride = _spread(stride, rank) if stride else self.kernel
         axes = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         self.counts = [_outputs(*axis, ceil) for axis in axes]
 
     def reduce(self, operands: Any, initial: Any, combine: Any) -> Any:
-        """`lax.reduce_window` over the last two dimensions."""
-        ndim = jax.tree.leaves(operands)[0].ndim - 2
+        """`lax.reduce_window` over the spatial dimensions."""
+        ndim = jax.tree.leaves(operands)[0].ndim - len(self.sizes)
         axes = zip(
             self.sizes, self.kernel, self.stride, self.padding, self.dilation, self.counts, strict=True
         )
@@ -67,7 +68,7 @@ class _Plan:
             start = np.arange(n) * s - p
             stop = np.minimum(start + k, size + p)
             lengths.append(stop - start if include else np.minimum(stop, size) - np.maximum(start, 0))
-        return np.outer(*lengths)
+        return functools.reduce(np.multiply.outer, lengths)
 
 
 def _lowest(dtype: Any) -> Any:
@@ -82,91 +83,138 @@ def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Arra
     return jnp.where(second, y, x), jnp.where(second, j, i)
 
 
-@pack.lowering("aten::max_pool2d_with_indices")
-def max_pool2d_with_indices(
-    self: Array,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    dilation: Ints = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Array, Array]:
-    """The largest of each window and its flat place in the plane."""
-    plan = _Plan(self, kernel_size, stride, padding, dilation, ceil_mode)
-    size = self.shape[-2] * self.shape[-1]
-    # 32 bits are enough for a plane; the place of padding is after all others, so it loses every tie
-    plane = jnp.arange(size, dtype=jnp.int32).reshape(self.shape[-2:])
-    start = jnp.asarray(_lowest(self.dtype), self.dtype), jnp.int32(size)
-    values, places = plan.reduce((self, jnp.broadcast_to(plane, self.shape)), start, _larger)
-    return values, places.astype(jnp.int64)
+def _places(x: Array, rank: int) -> tuple[Array, Array]:
+    """Each element's flat place in its plane, and the place of padding, which loses every tie."""
+    size = int(np.prod(x.shape[-rank:]))
+    # 32 bits are enough for a plane
+    plane = jnp.arange(size, dtype=jnp.int32).reshape(x.shape[-rank:])
+    return jnp.broadcast_to(plane, x.shape), jnp.int32(size)
 
 
-@pack.lowering("aten::max_pool2d_with_indices_backward")
-def max_pool2d_with_indices_backward(
-    grad_output: Array,
-    self: Array,
-    kernel_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    ceil_mode: bool,
-    indices: Array,
-) -> Array:
-    """The gradient goes to the chosen places."""
-    planes = int(np.prod(self.shape[:-2]))
-    size = self.shape[-2] * self.shape[-1]
+def _max_pool(rank: int) -> Callable[..., tuple[Array, Array]]:
+    def pool(
+        self: Array,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = (0,),
+        dilation: Ints = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Array, Array]:
+        plan = _Plan(rank, self, kernel_size, stride, padding, dilation, ceil_mode)
+        places, outside = _places(self, rank)
+        start = jnp.asarray(_lowest(self.dtype), self.dtype), outside
+        values, chosen = plan.reduce((self, places), start, _larger)
+        return values, chosen.astype(jnp.int64)
+
+    return pool
+
+
+def _adaptive_max_pool(rank: int) -> Callable[..., tuple[Array, Array]]:
+    def pool(self: Array, output_size: Ints) -> tuple[Array, Array]:
+        places, outside = _places(self, rank)
+        start = jnp.asarray(_lowest(self.dtype), self.dtype), outside
+        parts: Any = (self, places)
+        for axis, count in zip(range(self.ndim - rank, self.ndim), output_size, strict=True):
+            windows = _windows(self.shape[axis], count)
+            parts = lax.reduce(
+                tuple(jnp.take(p, windows, axis=axis, mode="clip") for p in parts),
+                start,
+                _larger,
+                (axis + 1,),
+            )
+        return parts[0], parts[1].astype(jnp.int64)
+
+    return pool
+
+
+def _windows(length: int, count: int) -> np.ndarray:
+    """The elements of every adaptive window; the last is repeated in the shorter ones."""
+    bounds = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
+    width = max((stop - start for start, stop in bounds), default=1)
+    rows = [np.minimum(np.arange(start, start + width), stop - 1) for start, stop in bounds]
+    return np.array(rows, np.int32).reshape(count, width)
+
+
+def _spread_to_places(grad_output: Array, shape: Ints, indices: Array, rank: int) -> Array:
+    """The gradient goes to the chosen places of each plane."""
+    planes, size = int(np.prod(shape[:-rank])), int(np.prod(shape[-rank:]))
     wide = jnp.promote_types(grad_output.dtype, jnp.float32)
     flat = indices.reshape(planes, -1) + jnp.arange(planes)[:, None] * size
     grad = jnp.zeros(planes * size, wide).at[flat.reshape(-1)].add(grad_output.reshape(-1).astype(wide))
-    return grad.reshape(self.shape)
+    return grad.reshape(shape)
+
+
+def _max_pool_backward(rank: int) -> Callable[..., Array]:
+    def backward(
+        grad_output: Array,
+        self: Array,
+        kernel_size: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        ceil_mode: bool,
+        indices: Array,
+    ) -> Array:
+        return _spread_to_places(grad_output, self.shape, indices, rank)
+
+    return backward
+
+
+def _adaptive_max_pool_backward(rank: int) -> Callable[..., Array]:
+    def backward(grad_output: Array, self: Array, indices: Array) -> Array:
+        return _spread_to_places(grad_output, self.shape, indices, rank)
+
+    return backward
 
 
 def _average(
-    x: Array, kernel: Ints, stride: Ints, padding: Ints, ceil: bool, include: bool, divisor: int | None
+    x: Array, rank: int, kernel: Ints, stride: Ints, padding: Ints, ceil: bool, include: bool, divisor: Any
 ) -> Array:
-    plan = _Plan(x, kernel, stride, padding, (1,), ceil)
+    plan = _Plan(rank, x, kernel, stride, padding, (1,), ceil)
     total = plan.reduce(x, np.zeros((), x.dtype), lax.add)
     return total / (divisor if divisor is not None else jnp.asarray(plan.divisors(include), x.dtype))
 
 
-@pack.lowering("aten::avg_pool2d")
-def avg_pool2d(
-    self: Array,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    """The mean of each window."""
-    x = self.astype(jnp.promote_types(self.dtype, jnp.float32))
-    return _average(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-@pack.lowering("aten::avg_pool2d_backward")
-def avg_pool2d_backward(
-    grad_output: Array,
-    self: Array,
-    kernel_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Array:
-    """The gradient spread over each window."""
-    wide = jnp.promote_types(self.dtype, jnp.float32)
+def _avg_pool(rank: int) -> Callable[..., Array]:
+    def pool(
+        self: Array,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        rest = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return _average(_wide(self), rank, *rest)
 
-    def forward(x: Array) -> Array:
-        return _average(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return pool
 
-    return jax.vjp(forward, self.astype(wide))[1](grad_output.astype(wide))[0]
+
+def _avg_pool_backward(rank: int) -> Callable[..., Array]:
+    def backward(
+        grad_output: Array,
+        self: Array,
+        kernel_size: Ints,
+        stride: Ints,
+        padding: Ints,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Array:
+        rest = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return jax.vjp(lambda x: _average(x, rank, *rest), _wide(self))[1](_wide(grad_output))[0]
+
+    return backward
 
 
 def _adaptive(x: Array, size: Ints) -> Array:
     """Means of torch's adaptive windows, which overlap where the sizes do not divide."""
-    for axis, count in zip((x.ndim - 2, x.ndim - 1), size, strict=True):
+    for axis, count in zip(range(x.ndim - len(size), x.ndim), size, strict=True):
         length = x.shape[axis]
         if count and length % count == 0:
             parts = x.reshape(*x.shape[:axis], count, length // count, *x.shape[axis + 1 :])
@@ -178,15 +226,33 @@ def _adaptive(x: Array, size: Ints) -> Array:
     return x
 
 
-@pack.lowering("aten::_adaptive_avg_pool2d")
-def adaptive_avg_pool2d(self: Array, output_size: Ints) -> Array:
-    """The mean over adaptive windows."""
-    return _adaptive(self.astype(jnp.promote_types(self.dtype, jnp.float32)), output_size)
+def _adaptive_avg_pool(rank: int) -> Callable[..., Array]:
+    def pool(self: Array, output_size: Ints) -> Array:
+        return _adaptive(_wide(self), _spread(output_size, rank))
+
+    return pool
 
 
-@pack.lowering("aten::_adaptive_avg_pool2d_backward")
-def adaptive_avg_pool2d_backward(grad_output: Array, self: Array) -> Array:
-    """The gradient of the adaptive mean."""
-    wide = jnp.promote_types(self.dtype, jnp.float32)
-    size = grad_output.shape[-2:]
-    return jax.vjp(lambda x: _adaptive(x, size), self.astype(wide))[1](grad_output.astype(wide))[0]
+def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Array]:
+    def backward(grad_output: Array, self: Array) -> Array:
+        size = grad_output.shape[-rank:]
+        return jax.vjp(lambda x: _adaptive(x, size), _wide(self))[1](_wide(grad_output))[0]
+
+    return backward
+
+
+POOLS: dict[str, tuple[Callable[[int], Callable[..., Any]], str]] = {
+    "max_pool{}d_with_indices": (_max_pool, "The largest of each window and its flat place in the plane."),
+    "max_pool{}d_with_indices_backward": (_max_pool_backward, "The gradient goes to the chosen places."),
+    "adaptive_max_pool{}d": (_adaptive_max_pool, "The largest of each adaptive window and its place."),
+    "adaptive_max_pool{}d_backward": (_adaptive_max_pool_backward, "The gradient goes to the chosen places."),
+    "avg_pool{}d": (_avg_pool, "The mean of each window."),
+    "avg_pool{}d_backward": (_avg_pool_backward, "The gradient spread over each window."),
+    "_adaptive_avg_pool{}d": (_adaptive_avg_pool, "The mean over adaptive windows."),
+    "_adaptive_avg_pool{}d_backward": (_adaptive_avg_pool_backward, "The gradient of the adaptive mean."),
+}
+for _name, (_make, _doc) in POOLS.items():
+    for _rank in (2, 3):
+        _fn = _make(_rank)
+        _fn.__doc__ = _doc
+        pack.lowering("aten::" + _name.format(_rank))(_fn)
