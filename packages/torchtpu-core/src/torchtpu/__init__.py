@@ -13,6 +13,8 @@ _PUBLIC = {
     "mode": "torchtpu.config",
     "fallbacks": "torchtpu.dispatch.fallback",
     "reset_fallbacks": "torchtpu.dispatch.fallback",
+    "explain": "torchtpu.diagnostics.explain",
+    "preflight": "torchtpu.diagnostics.preflight",
     "to_jax": "torchtpu.interop",
     "from_jax": "torchtpu.interop",
 }

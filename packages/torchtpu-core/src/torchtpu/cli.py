@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import platform
+import os
 import sys
-from importlib import metadata
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from torchtpu.diagnostics.preflight.record import EFFORTS, VALUES
+from torchtpu.errors import TorchTpuError
 from torchtpu.plugins import registry
 
 
@@ -41,40 +44,146 @@ def packs(as_json: bool) -> None:
     table = Table(*("name", "distribution", "version", "API", "hooks", "state", "reason"))
     for row in rows:
         values = [", ".join(v) if isinstance(v, list) else str(v) for v in list(row.values())[:-1]]
-        table.add_row(*values)
-    Console().print(table)
+        table.add_row(*map(escape, values))
+    _print(table)
 
 
 @main.command()
-def ops() -> None:
-    """List the operators that have a lowering."""
-    names = sorted(registry.registry().lowerings)
-    click.echo("\n".join(names))
-    click.echo(f"{len(names)} overloads", err=True)
+@click.option(
+    "--markdown", is_flag=False, flag_value="docs/operators.md", help="Write the page to this file."
+)
+def ops(markdown: str | None) -> None:
+    """List how each ATen operator is served on the device."""
+    from torchtpu.diagnostics import coverage
+
+    if markdown is not None:
+        with open(markdown, "w", encoding="utf-8") as file:
+            file.write(coverage.markdown())
+    else:
+        for name, status in coverage.report().items():
+            click.echo(f"{status:12}{name}")
+    click.echo(", ".join(f"{count} {name}" for name, count in coverage.counts().items()), err=True)
 
 
 @main.command()
-def doctor() -> None:
+@click.option(
+    "--freeze", type=click.Path(dir_okay=False, path_type=Path), help="Write the packs' fingerprints."
+)
+@click.option(
+    "--frozen", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Compare with such a file."
+)
+def doctor(freeze: Path | None, frozen: Path | None) -> None:
     """Check versions, packs and the packs' own checks; exit code 1 if something is wrong."""
-    rows = [("ok", f"Python {platform.python_version()}")]
-    for name in ("torch", "jax", "jaxlib", "torchtpu-core"):
+    from torchtpu.diagnostics import doctor as diagnosis
+
+    found = diagnosis.findings()
+    table = Table("level", "finding", "remedy", box=None)
+    for finding in found:
+        style = {"ok": "", "warn": "yellow", "error": "red"}[finding.level]
+        table.add_row(finding.level, escape(finding.message), escape(finding.remedy), style=style)
+    _print(table)
+    told = []
+    if freeze is not None:
+        text = json.dumps(diagnosis.state(), indent=2, sort_keys=True) + "\n"
+        _written(freeze, text)
+    if frozen is not None:
         try:
-            rows.append(("ok", f"{name} {metadata.version(name)}"))
-        except metadata.PackageNotFoundError:
-            rows.append(("error", f"{name} is not installed"))
-    if importlib.util.find_spec("torch_tpu") is not None:
-        rows.append(("error", "torch_tpu is installed as well: both claim the device; remove one"))
-    for s in registry.statuses():
-        level = "ok" if s.state in ("loaded", "off") else "error"
-        rows.append(
-            (level, f"pack {s.name} of {s.distribution} {s.version}: {s.state} {s.reason} {s.remedy}")
-        )
-    for check in registry.registry().others["torchtpu_checks"]:
-        found = check.run()
-        rows.append((found.level, f"{check.name}: {found.message} {found.remedy}"))
-    for level, text in rows:
-        click.echo(f"{level:6}{text.rstrip()}")
-    sys.exit(any(level == "error" for level, _ in rows))
+            told = diagnosis.differences(json.loads(frozen.read_text("utf-8")), diagnosis.state())
+        except (ValueError, OSError) as error:
+            raise click.ClickException(f"{frozen} cannot be compared with: {error}") from error
+        for line in told or [f"as frozen in {frozen}"]:
+            click.echo(line)
+    sys.exit(bool(told) or any(finding.level == "error" for finding in found))
+
+
+def _written(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _print(table: Table) -> None:
+    """Fit the terminal; a file or a pipe gets each row in one line, to be searched."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=10_000)
+    console.print(table)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def explain(script: str, args: tuple[str, ...]) -> None:
+    """Run SCRIPT and print each compilation and flush with its reason and line."""
+    import runpy
+
+    from torchtpu.diagnostics.explain import explain as watch
+
+    sys.argv = [script, *args]
+    with watch() as report:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        finally:
+            click.echo(str(report), err=True)
+
+
+def _choice(name: str, values: tuple[str, ...], text: str) -> Callable[[Any], Any]:
+    """An option that takes one of ``values``, the first by default."""
+    return click.option(name, type=click.Choice(values), default=values[0], show_default=True, help=text)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--topology", required=True, help="The slice to compile for, such as v5e:2x2 or v6e:2x4.")
+@click.option("--steps", default=3, show_default=True, help="Optimizer steps to run.")
+@_choice("--values", VALUES, "What results read as: zeros, which need no memory, or computed on the CPU.")
+@_choice("--effort", EFFORTS, "How hard the compiler tries.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page.")
+def preflight(
+    script: Path, args: tuple[str, ...], topology: str, steps: int, values: str, effort: str,
+    json_path: Path | None, html_path: Path | None,
+) -> None:  # fmt: skip
+    """Compile all that SCRIPT runs for a TPU that is not here; exit code 1 if something is wrong.
+
+    A script for CUDA is run as one for the tpu device. Ctrl-C ends the run, or the compilation, and the report
+    has what there is.
+    """
+    os.environ["TORCHTPU_PLATFORM"] = "cpu"  # a TPU that is here is left alone
+    from torchtpu.diagnostics.preflight import preflight_script, text
+
+    try:
+        report = preflight_script(script, args, topology, steps, values, effort)
+    except (TorchTpuError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    console = Console()
+    if console.is_terminal:
+        console.print(text.render(report))
+    else:
+        click.echo(str(report))
+    if json_path is not None:
+        _written(json_path, report.json() + "\n")
+    if html_path is not None:
+        _written(html_path, report.html())
+    sys.exit(not report.ok)
+
+
+@main.command("new-pack")
+@click.argument("name")
+@click.option(
+    "--path", "parent", default=".", type=click.Path(path_type=Path), help="Where to make the folder."
+)
+def new_pack(name: str, parent: Path) -> None:
+    """Write a new operator pack NAME, with a kernel and its test, to begin from."""
+    from torchtpu import newpack
+
+    try:
+        folder = newpack.write(name, parent)
+    except (TorchTpuError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"wrote {folder}\nnext: pip install -e '{folder}[test]' && pytest {folder}")
 
 
 def run() -> None:

@@ -1,13 +1,17 @@
-"""Environment and thread-local settings."""
+"""Environment variables and the mode of the calling thread."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 MODES = ("strict", "debug", "fused")
+MODE_KEY = "torchtpu.mode"
+# Read on the per-op path: 0 while every thread is in strict mode.
+OTHER_MODES, FORKED = 1, 2
+special = [0]
+_default: list[str] = []
 
 
 def env(name: str, default: str = "") -> str:
@@ -15,54 +19,66 @@ def env(name: str, default: str = "") -> str:
     return os.environ.get(f"TORCHTPU_{name}", default).strip()
 
 
-def _initial_mode() -> str:
-    value = env("MODE", "strict").lower()
-    return _checked(value)
-
-
 def _checked(value: str) -> str:
-    if value == "fused":
-        raise NotImplementedError("torchtpu: fused mode is not available yet; use 'strict' or 'debug'")
     if value not in MODES:
-        raise ValueError(f"torchtpu: unknown mode {value!r}; choose one of {', '.join(MODES[:2])}")
+        raise ValueError(f"torchtpu: unknown mode {value!r}; choose one of {', '.join(MODES)}")
+    if value != "strict":
+        special[0] = special[0] or OTHER_MODES
     return value
 
 
-class _Settings(threading.local):
-    mode: str = "strict"
+def default_mode() -> str:
+    """The mode of threads that chose none: ``TORCHTPU_MODE``, or strict."""
+    if not _default:
+        _default.append(_checked(env("MODE", "strict").lower()))
+    return _default[0]
 
 
-_settings = _Settings()
-_default: list[str] = []
-debugging = [False]  # read on the per-op path; true while any thread may be in debug mode
+def adopt_default() -> str:
+    """Give the calling thread the default mode as its own, which is found faster; returns it."""
+    _choose(default_mode())
+    return default_mode()
 
 
 def get_mode() -> str:
-    """The calling thread's mode: ``"strict"`` or ``"debug"``."""
-    if "mode" in _settings.__dict__:
-        return _settings.mode
-    if not _default:
-        _default.append(_initial_mode())
-        debugging[0] = debugging[0] or _default[0] == "debug"
-    return _default[0]
+    """The calling thread's mode: ``"strict"``, ``"debug"`` or ``"fused"``."""
+    return _chosen() or default_mode()
+
+
+def _chosen() -> str | None:
+    # in torch's thread-local state, which its autograd threads take over from the one that calls backward
+    import torch
+
+    if not torch._C._is_key_in_tls(MODE_KEY):
+        return None
+    return torch._C._get_obj_in_tls(MODE_KEY)  # type: ignore[no-any-return]
+
+
+def _choose(value: str | None) -> None:
+    import torch
+
+    before = _chosen()
+    value = value or default_mode()
+    torch._C._stash_obj_in_tls(MODE_KEY, value)
+    if before == "fused" and value != "fused":
+        for leave in on_leaving_fused:
+            leave()
+
+
+on_leaving_fused: list[Callable[[], None]] = []  # what the fused mode wants done then
 
 
 def set_mode(value: str) -> None:
     """Select the mode of the calling thread; raises ValueError for an unknown name."""
-    _settings.mode = _checked(value)
-    if value == "debug":
-        debugging[0] = True
+    _choose(_checked(value))
 
 
 @contextmanager
 def mode(value: str) -> Iterator[None]:
     """Run a block in another mode; thread-local, nests."""
-    before = _settings.__dict__.get("mode")
+    before = _chosen()
     set_mode(value)
     try:
         yield
     finally:
-        if before is None:
-            del _settings.mode
-        else:
-            _settings.mode = before
+        _choose(before)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import wide
 
 Array = jax.Array
 
@@ -128,7 +129,7 @@ def hardtanh(self: Array, min_val: Any = -1, max_val: Any = 1) -> Array:
 @pack.lowering("aten::hardtanh_backward", promote="default")
 def hardtanh_backward(grad_output: Array, self: Array, min_val: Any, max_val: Any) -> Array:
     """The gradient inside the limits."""
-    return jnp.where((self <= min_val) | (self >= max_val), 0, grad_output)
+    return jnp.where((self > min_val) & (self < max_val), grad_output, 0)
 
 
 @pack.lowering("aten::hardswish", promote="default")
@@ -140,7 +141,7 @@ def hardswish(self: Array) -> Array:
 @pack.lowering("aten::hardswish_backward", promote="default")
 def hardswish_backward(grad_output: Array, self: Array) -> Array:
     """The gradient of hardswish."""
-    return jnp.where(self < -3, 0, jnp.where(self <= 3, grad_output * (self / 3 + 0.5), grad_output))
+    return jnp.where(self <= -3, 0, jnp.where(self < 3, grad_output * (self / 3 + 0.5), grad_output))
 
 
 @pack.lowering("aten::hardsigmoid", promote="default")
@@ -184,13 +185,13 @@ def hardshrink(self: Array, lambd: Any = 0.5) -> Array:
 @pack.lowering("aten::softshrink_backward", promote="default")
 def softshrink_backward(grad_output: Array, self: Array, lambd: Any) -> Array:
     """The gradient outside [-lambd, lambd]."""
-    return jnp.where((self >= -lambd) & (self <= lambd), 0, grad_output)
+    return jnp.where((self < -lambd) | (self > lambd), grad_output, 0)
 
 
 @pack.lowering("aten::hardshrink_backward", promote="default")
 def hardshrink_backward(grad_out: Array, self: Array, lambd: Any) -> Array:
     """The gradient outside [-lambd, lambd]."""
-    return jnp.where((self >= -lambd) & (self <= lambd), 0, grad_out)
+    return jnp.where((self < -lambd) | (self > lambd), grad_out, 0)
 
 
 @pack.lowering("aten::_prelu_kernel", promote="default")
@@ -223,6 +224,20 @@ def glu_backward(grad_output: Array, self: Array, dim: int) -> Array:
     return jax.vjp(lambda x: _glu(x, dim), self)[1](grad_output)[0]
 
 
+@pack.lowering("aten::glu_jvp")
+def glu_jvp(glu: Array, x: Array, dx: Array, dim: int) -> Array:
+    """The forward derivative of glu."""
+    return jax.jvp(lambda x: _glu(x, dim), (x,), (dx,))[1]
+
+
+@pack.lowering("aten::glu_backward_jvp")
+def glu_backward_jvp(
+    grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array, dx: Array, dim: int
+) -> Array:
+    """The forward derivative of glu's gradient."""
+    return jax.jvp(lambda g, x: glu_backward(g, x, dim), (grad_glu, x), (dgrad_glu, dx))[1]
+
+
 @pack.lowering("aten::log_sigmoid_forward", promote="default")
 def log_sigmoid_forward(self: Array) -> tuple[Array, Array]:
     """log(sigmoid(x)) and the buffer exp(-|x|) that CPU keeps."""
@@ -243,38 +258,56 @@ def logit_backward(grad_output: Array, self: Array, eps: float | None = None) ->
     return jnp.where(inside, grad_output / (self * (1 - self)), outside)
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
-
-
 @pack.lowering("aten::_softmax")
 def softmax(self: Array, dim: int, half_to_float: bool) -> Array:
     """exp(x) over its sum along ``dim``."""
-    return jax.nn.softmax(_wide(self), axis=dim) if self.ndim else jnp.ones_like(self)
+    return jax.nn.softmax(wide(self), axis=dim) if self.ndim else jnp.ones_like(self)
 
 
 @pack.lowering("aten::_safe_softmax")
 def safe_softmax(self: Array, dim: int, dtype: Any = None) -> Array:
     """Softmax that gives 0 for rows that are all -inf."""
-    out = jax.nn.softmax(_wide(self), axis=dim)
+    out = jax.nn.softmax(wide(self), axis=dim)
     return jnp.where(jnp.all(self == -jnp.inf, axis=dim, keepdims=True), 0, out)
+
+
+def _mask_like(mask: Array, x: Array, kind: int | None) -> Array:
+    """The mask of (batch, heads, length, length) scores: for each pair (kind 0), each key (1), or as given."""
+    if kind == 0:
+        return mask.reshape(1, 1, *mask.shape)
+    return mask.reshape(x.shape[0], 1, 1, x.shape[-1]) if kind == 1 else mask
+
+
+@pack.lowering("aten::_masked_softmax")
+def masked_softmax(self: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
+    """Softmax over what the mask does not hide (True hides); 0 where it does, NaN where all is hidden."""
+    x = jnp.where(_mask_like(mask, self, mask_type), -jnp.inf, wide(self))
+    return jax.nn.softmax(x, axis=-1 if dim is None else dim)
+
+
+@pack.lowering("aten::_masked_softmax_backward")
+def masked_softmax_backward(grad_output: Array, output: Array, mask: Array, dim: int | None = None) -> Array:
+    """The gradient of masked_softmax from its output, 0 where the mask hides."""
+    axis = -1 if dim is None else dim
+    g, y = wide(grad_output), jnp.where(mask, 0, wide(output))
+    return y * (g - jnp.sum(g * y, axis=axis, keepdims=True))
 
 
 @pack.lowering("aten::_log_softmax")
 def log_softmax(self: Array, dim: int, half_to_float: bool) -> Array:
     """log of softmax."""
-    return jax.nn.log_softmax(_wide(self), axis=dim) if self.ndim else jnp.zeros_like(self)
+    return jax.nn.log_softmax(wide(self), axis=dim) if self.ndim else jnp.zeros_like(self)
 
 
 @pack.lowering("aten::_softmax_backward_data")
 def softmax_backward(grad_output: Array, output: Array, dim: int, input_dtype: Any) -> Array:
     """The gradient of softmax from its output."""
-    g, y = _wide(grad_output), _wide(output)
+    g, y = wide(grad_output), wide(output)
     return y * (g - jnp.sum(g * y, axis=dim, keepdims=True)) if y.ndim else jnp.zeros_like(y)
 
 
 @pack.lowering("aten::_log_softmax_backward_data")
 def log_softmax_backward(grad_output: Array, output: Array, dim: int, input_dtype: Any) -> Array:
     """The gradient of log_softmax from its output."""
-    g, y = _wide(grad_output), _wide(output)
+    g, y = wide(grad_output), wide(output)
     return g - jnp.exp(y) * jnp.sum(g, axis=dim, keepdims=True) if y.ndim else jnp.zeros_like(y)

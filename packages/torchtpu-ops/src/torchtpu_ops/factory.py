@@ -1,4 +1,4 @@
-"""Lowerings that make tensors, and those that count into bins."""
+"""Lowerings that make tensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import divide
 
 Array = jax.Array
 NumpyArray = np.ndarray[Any, Any]
@@ -34,7 +35,7 @@ def full(size: list[int], fill_value: Any, *, dtype: Any = None) -> Array:
     return jnp.broadcast_to(value if dtype is None else value.astype(dtype), tuple(size))
 
 
-@pack.lowering("aten::zeros")
+@pack.lowering("aten::zeros", "aten::_efficientzerotensor")
 def zeros(size: list[int], *, dtype: Any = None) -> Array:
     """Zeros in a given shape."""
     return jnp.zeros(tuple(size), dtype)
@@ -89,6 +90,8 @@ def _steps(start: Any, step: Any, count: int, dtype: Any) -> Array:
 @pack.lowering("aten::arange.start_step", static=("start", "end", "step"))
 def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> Array:
     """Numbers from ``start`` up to but without ``end``."""
+    if dtype == jnp.int64:  # this dtype alone counts in whole numbers, as on the CPU
+        start, end, step = int(start), int(end), int(step)
     return _steps(start, step, _count(start, end, step), dtype)
 
 
@@ -120,10 +123,12 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> Array:
     """Evenly spaced numbers, counted from both ends so that both are exact."""
     wide = jnp.complex128 if jnp.iscomplexobj(start) or jnp.iscomplexobj(end) else jnp.float64
     first, last = jnp.asarray(start).astype(wide), jnp.asarray(end).astype(wide)
+    if dtype is not None and np.issubdtype(dtype, np.integer):
+        first, last = jnp.trunc(first), jnp.trunc(last)
     if steps < 2:
         return jnp.broadcast_to(first, (steps,))
     at = lax.iota(jnp.int64, steps)
-    step = (last - first) / (steps - 1)
+    step = divide(last - first, steps - 1)
     return jnp.where(at < steps // 2, first + step * at, last - step * (steps - 1 - at))
 
 
@@ -135,7 +140,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> Array:
 )
 def logspace(start: Any, end: Any, steps: int, base: Any = 10.0, *, dtype: Any = None) -> Array:
     """Powers of ``base`` with evenly spaced exponents."""
-    out = jnp.asarray(base).astype(jnp.float64) ** linspace(start, end, steps)
+    out = jnp.asarray(base).astype(jnp.float64) ** linspace(start, end, steps, dtype=dtype)
     if jnp.iscomplexobj(out):
         return out
     # XLA's pow may end just under a whole number, which a cast to an integer would round down.
@@ -196,28 +201,3 @@ def searchsorted(
 def bucketize(self: Any, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
     """The bucket of each value."""
     return searchsorted(boundaries, self, out_int32=out_int32, right=right)
-
-
-@pack.lowering("aten::histc")
-def histc(self: Array, bins: int = 100, min: Any = 0, max: Any = 0) -> Array:
-    """Counts in equal bins; equal bounds stand for the range of the data."""
-    wide = jnp.float64 if self.dtype == jnp.float64 else jnp.float32
-    x = self.ravel().astype(wide)
-    low, high = jnp.asarray(min).astype(wide), jnp.asarray(max).astype(wide)
-    if x.size:
-        whole = low == high
-        low, high = jnp.where(whole, x.min(), low), jnp.where(whole, x.max(), high)
-    flat = low == high
-    low, high = jnp.where(flat, low - 1, low), jnp.where(flat, high + 1, high)
-    inside = (x >= low) & (x <= high)
-    at = jnp.minimum(((x - low) / (high - low) * bins).astype(jnp.int32), bins - 1)
-    return jnp.zeros(bins, wide).at[jnp.where(inside, at, bins)].add(1, mode="drop")
-
-
-@pack.lowering("aten::bincount", host=True)
-def bincount(self: NumpyArray, weights: NumpyArray | None = None, minlength: int = 0) -> NumpyArray:
-    """Counts, or sums of weights, of each whole number."""
-    out = np.bincount(self, weights, minlength)
-    if weights is None:
-        return out.astype(np.int64)
-    return out.astype(np.float32 if weights.dtype == np.float32 else np.float64)

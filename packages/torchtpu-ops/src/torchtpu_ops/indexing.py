@@ -125,9 +125,7 @@ def _along(self: Array, source: Array) -> Array:
 @pack.lowering("aten::index_add", validate=_bounds.index_add)
 def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Any = 1) -> Array:
     """Add scaled slices at positions along one dimension."""
-    values = _along(self, source).astype(self.dtype)
-    if self.dtype != jnp.bool_:
-        values = values * jnp.asarray(alpha).astype(self.dtype)
+    values = _along(self, source).astype(self.dtype) * jnp.asarray(alpha).astype(self.dtype)
     return _add(_line(self), _slices(self, dim, index), values).reshape(self.shape)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ from jax import lax
 from jax.scipy import linalg
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import wide
 
 Array = jax.Array
 
@@ -83,6 +86,29 @@ def lu_factor_ex(A: Array, *, pivot: bool = True, check_errors: bool = False) ->
     return lu, pivots + 1, _singular(lu)
 
 
+def _swaps_sign(pivots: Array, dtype: Any) -> Array:
+    """The determinant of LAPACK's row swaps (from 1)."""
+    swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype), axis=-1)
+    return jnp.where(swaps % 2 == 0, 1, -1).astype(dtype)
+
+
+@pack.lowering("aten::_linalg_det")
+def det(A: Array) -> tuple[Array, Array, Array]:
+    """The determinant and the packed LU decomposition that it comes from."""
+    lu, pivots, _ = lu_factor_ex(A)
+    diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
+    return _swaps_sign(pivots, A.dtype) * jnp.prod(diagonal, axis=-1), lu, pivots
+
+
+@pack.lowering("aten::_linalg_slogdet")
+def slogdet(A: Array) -> tuple[Array, Array, Array, Array]:
+    """Sign and logarithm of the determinant, and the packed LU decomposition that they come from."""
+    lu, pivots, _ = lu_factor_ex(A)
+    diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
+    sign = _swaps_sign(pivots, A.dtype) * jnp.prod(jnp.sign(diagonal), axis=-1)
+    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1), lu, pivots
+
+
 @pack.lowering("aten::linalg_lu")
 def lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     """P, L and U with A = P L U."""
@@ -132,13 +158,54 @@ def solve_ex(
     return x[..., 0] if vector else x, lu, pivots, info
 
 
+def _polar_svd(a: Array, full_matrices: bool) -> tuple[Array, Array, Array]:
+    """U, S and Vh of one matrix from its polar decomposition (Nakatsukasa and Higham, 2013).
+
+    What JAX itself does on a TPU, whose compiler ends the process on JAX's version with 64-bit types on.
+    """
+    rows, columns = a.shape
+    if rows < columns:
+        u, s, vh = _polar_svd(jnp.conj(a.T), full_matrices)
+        return jnp.conj(vh.T), s, jnp.conj(u.T)
+    basis, square = lax.linalg.qr(a, full_matrices=full_matrices)
+    unitary, hermitian, _, _ = lax.linalg.qdwh(square[:columns], is_hermitian=False, max_iterations=10)
+    v, s = lax.linalg.eigh(hermitian, sort_eigenvalues=False)
+    order = jnp.argsort(s, descending=True)
+    s, v = jnp.maximum(s, 0)[order], v[:, order]
+    # the product's columns are not orthogonal where singular values vanish
+    u, r = lax.linalg.qr(unitary @ v, full_matrices=False)
+    u = basis[:, :columns] @ (u * jnp.where(jnp.diagonal(r).real < 0, -1, 1).astype(a.dtype))
+    u = jnp.concatenate((u, basis[:, columns:]), axis=1)
+    finite = jnp.all(jnp.isfinite(a))
+    return (
+        jnp.where(finite, u, jnp.nan),
+        jnp.where(finite, s, jnp.nan),
+        jnp.where(finite, jnp.conj(v.T), jnp.nan),
+    )
+
+
+def _svd(a: Array, full_matrices: bool) -> tuple[Array, Array, Array]:
+    def on_tpu(x: Array) -> tuple[Array, Array, Array]:
+        one = functools.partial(_polar_svd, full_matrices=full_matrices)
+        for _ in x.shape[:-2]:
+            one = jax.vmap(one)
+        return one(x)
+
+    def elsewhere(x: Array) -> tuple[Array, Array, Array]:
+        return tuple(jnp.linalg.svd(x, full_matrices=full_matrices))
+
+    if a.size == 0:
+        return elsewhere(a)
+    return lax.platform_dependent(a, tpu=on_tpu, default=elsewhere)
+
+
 @pack.lowering("aten::_linalg_svd")
 def svd(
     A: Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Array, Array, Array]:
     """The singular value decomposition; without vectors U and Vh are empty."""
     if compute_uv:
-        return tuple(jnp.linalg.svd(A, full_matrices=full_matrices))
+        return _svd(A, full_matrices)
     none = jnp.zeros((0,), A.dtype)
     return none, jnp.linalg.svd(A, compute_uv=False), none
 
@@ -194,13 +261,31 @@ def householder_product(input: Array, tau: Array) -> Array:
     return lax.linalg.householder_product(input, tau)
 
 
+def _taylor(x: Array) -> Array:
+    """The exponential's Taylor polynomial of degree 18, in blocks of four powers."""
+    one = jnp.eye(x.shape[-1], dtype=x.dtype)
+    square = x @ x
+    powers = [one, x, square, square @ x]
+    total = jnp.zeros_like(x)
+    for start in (16, 12, 8, 4, 0):
+        block = sum(p / math.factorial(start + i) for i, p in enumerate(powers) if start + i <= 18)
+        total = total @ (square @ square) + block
+    return total
+
+
 @pack.lowering("aten::linalg_matrix_exp")
 def matrix_exp(self: Array) -> Array:
-    """The matrix exponential."""
-    if self.size == 0:
-        return self
-    # JAX's bound on squarings turns large matrices into NaN; torch has none
-    return linalg.expm(self, max_squarings=64)
+    """The matrix exponential: a Taylor polynomial of a scaled matrix, then squared."""
+    x = wide(self)
+    if not x.size:
+        return x
+    norm = jnp.max(jnp.sum(jnp.abs(x), axis=-2), axis=-1)
+    # up to these norms degree 18 is exact to the last bit (https://doi.org/10.3390/math7121174)
+    bound = 1.09 if norm.dtype == jnp.float64 else 3.01
+    times = jnp.ceil(jnp.log2(jnp.maximum(norm, bound) / bound))
+    times = jnp.where(jnp.isfinite(times), times, 0).astype(jnp.int32)[..., None, None]
+    out = _taylor(x * jnp.exp2(-times.astype(norm.dtype)).astype(x.dtype))
+    return lax.fori_loop(0, jnp.max(times), lambda i, y: jnp.where(i < times, y @ y, y), out)
 
 
 @pack.lowering("aten::linalg_cross")

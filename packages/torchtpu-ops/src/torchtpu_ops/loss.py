@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import wide
 
 Array = jax.Array
 NONE, MEAN, SUM = 0, 1, 2
@@ -21,21 +23,17 @@ def _reduced(x: Array, reduction: int) -> Array:
     return jnp.sum(x) if reduction == SUM else x
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
-
-
 def _pair(name: str, element: Callable[..., Array], extra: tuple[str, ...] = ()) -> None:
     """Register an element-wise loss of (input, target) and its gradient for the input."""
 
     def forward(self: Array, target: Array, reduction: int = MEAN, *rest: Any) -> Array:
-        return _reduced(element(_wide(self), _wide(target), *rest), reduction)
+        return _reduced(element(wide(self), wide(target), *rest), reduction)
 
     def backward(grad_output: Array, self: Array, target: Array, reduction: int, *rest: Any) -> Array:
         def loss(x: Array) -> Array:
-            return _reduced(element(x, _wide(target), *rest), reduction)
+            return _reduced(element(x, wide(target), *rest), reduction)
 
-        value, pull = jax.vjp(loss, _wide(self))
+        value, pull = jax.vjp(loss, wide(self))
         return pull(jnp.broadcast_to(grad_output.astype(value.dtype), value.shape))[0]
 
     forward.__doc__ = f"The {name}."
@@ -65,7 +63,7 @@ def binary_cross_entropy(
     self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
 ) -> Array:
     """-(y log x + (1 - y) log(1 - x)), logs not below -100."""
-    x, y = _wide(self), _wide(target)
+    x, y = wide(self), wide(target)
     loss = -(y * jnp.maximum(jnp.log(x), -100) + (1 - y) * jnp.maximum(jnp.log1p(-x), -100))
     return _reduced(loss if weight is None else loss * weight, reduction)
 
@@ -75,7 +73,7 @@ def binary_cross_entropy_backward(
     grad_output: Array, self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
 ) -> Array:
     """The gradient of binary_cross_entropy."""
-    x, y = _wide(self), _wide(target)
+    x, y = wide(self), wide(target)
     grad = grad_output * (x - y) / jnp.maximum((1 - x) * x, 1e-12)
     grad = grad if weight is None else grad * weight
     return grad / self.size if reduction == MEAN else grad
@@ -90,7 +88,7 @@ def bce_with_logits(
     reduction: int = MEAN,
 ) -> Array:
     """Binary cross entropy of sigmoid(x), computed from x."""
-    x, y = _wide(self), _wide(target)
+    x, y = wide(self), wide(target)
     scale = 1 if pos_weight is None else (pos_weight - 1) * y + 1
     loss = (1 - y) * x + scale * (jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0))
     return _reduced(loss if weight is None else loss * weight, reduction)
@@ -121,7 +119,7 @@ def nll_loss_forward(
     self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
 ) -> tuple[Array, Array]:
     """The negative log likelihood and the sum of the weights."""
-    loss, scale, _ = _picked(_wide(self), target, weight, ignore_index)
+    loss, scale, _ = _picked(wide(self), target, weight, ignore_index)
     loss = jnp.where(scale != 0, loss * scale, 0)
     total = jnp.sum(scale)
     if reduction == NONE:
@@ -140,7 +138,83 @@ def nll_loss_backward(
     total_weight: Array,
 ) -> Array:
     """The gradient of nll_loss."""
-    _, scale, axis = _picked(_wide(self), target, weight, ignore_index)
+    _, scale, axis = _picked(wide(self), target, weight, ignore_index)
     grad = -scale * grad_output / (total_weight if reduction == MEAN else 1)
-    classes = jax.lax.broadcasted_iota(jnp.int64, self.shape, axis)
-    return jnp.where(classes == jnp.expand_dims(target, axis), jnp.expand_dims(grad, axis), 0)
+    classes = lax.broadcasted_iota(jnp.int64, self.shape, axis)
+    index = jnp.expand_dims(target, axis)
+    # an ignored target has no gradient, also where no weight is left to divide by
+    return jnp.where((classes == index) & (index != ignore_index), jnp.expand_dims(grad, axis), 0)
+
+
+def _multi_margin(
+    x: Array, target: Array, p: Any, margin: Any, weight: Array | None, reduction: int
+) -> Array:
+    rows, index = jnp.atleast_2d(x), jnp.atleast_1d(target)[:, None]
+    excess = margin - jnp.take_along_axis(rows, index, axis=1) + rows
+    own = lax.broadcasted_iota(index.dtype, rows.shape, 1) == index
+    cost = jnp.where((excess > 0) & ~own, excess, 0)
+    cost = cost if p == 1 else cost * cost
+    cost = cost if weight is None else cost * weight[index]
+    loss = jnp.sum(cost, axis=1) / rows.shape[1]
+    return _reduced(loss, reduction)
+
+
+def _check_margin_targets(self: Any, target: Any, **_: Any) -> None:
+    """Raise what CPU raises for a class index that does not exist."""
+    if np.any((target < 0) | (target >= self.shape[-1])):
+        raise RuntimeError("target out of range")
+
+
+@pack.lowering("aten::multi_margin_loss", static=("p",), validate=_check_margin_targets)
+def multi_margin_loss(
+    self: Array,
+    target: Array,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Array | None = None,
+    reduction: int = MEAN,
+) -> Array:
+    """The mean over classes of max(0, margin - x[target] + x) ** p."""
+    return _multi_margin(wide(self), target, p, margin, weight, reduction)
+
+
+@pack.lowering("aten::multi_margin_loss_backward", static=("p",))
+def multi_margin_loss_backward(
+    grad_output: Array,
+    self: Array,
+    target: Array,
+    p: Any,
+    margin: Any,
+    weight: Array | None = None,
+    reduction: int = MEAN,
+) -> Array:
+    """The gradient of multi_margin_loss."""
+    value, pull = jax.vjp(lambda x: _multi_margin(x, target, p, margin, weight, reduction), wide(self))
+    return pull(grad_output.astype(value.dtype))[0]
+
+
+def _multilabel(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    listed = jnp.cumsum(labels < 0, axis=1) == 0  # the first negative label ends the list
+    index = jnp.where(listed, labels, 0)
+    classes = lax.broadcasted_iota(index.dtype, (*rows.shape, rows.shape[1]), 2)
+    member = jnp.any((classes == index[:, :, None]) & listed[:, :, None], axis=1)
+    excess = 1 - jnp.take_along_axis(rows, index, axis=1)[:, :, None] + rows[:, None, :]
+    counted = listed[:, :, None] & ~member[:, None, :] & (excess > 0)
+    loss = jnp.sum(jnp.where(counted, excess, 0), axis=(1, 2)) / rows.shape[1]
+    return _reduced(loss, reduction), member.reshape(target.shape)
+
+
+@pack.lowering("aten::multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(self: Array, target: Array, reduction: int) -> tuple[Array, Array]:
+    """The mean of max(0, 1 - x[label] + x[other]) over labels and others, and which classes are labels."""
+    return _multilabel(wide(self), target, reduction)
+
+
+@pack.lowering("aten::multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(
+    grad_output: Array, self: Array, target: Array, reduction: int, is_target: Array
+) -> Array:
+    """The gradient of multilabel_margin_loss."""
+    value, pull = jax.vjp(lambda x: _multilabel(x, target, reduction)[0], wide(self))
+    return pull(grad_output.astype(value.dtype))[0]

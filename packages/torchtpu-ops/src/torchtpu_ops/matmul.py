@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import wide
 
 Array = jax.Array
 
@@ -36,15 +37,50 @@ def int_mm(self: Array, mat2: Array) -> Array:
     return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
 
 
+@pack.lowering("aten::_weight_int8pack_mm")
+def weight_int8pack_mm(self: Array, mat2: Array, scales: Array) -> Array:
+    """Floats times the transpose of int8 weights, which have a scale for each row."""
+    return _matmul(self, mat2.astype(self.dtype).T) * scales
+
+
+@pack.lowering("aten::_scaled_mm")
+def scaled_mm(
+    self: Array,
+    mat2: Array,
+    scale_a: Array,
+    scale_b: Array,
+    bias: Array | None = None,
+    scale_result: Array | None = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Array:
+    """The product of 8-bit floats, added up in float32; scales for the whole, or for rows and columns.
+
+    ``scale_result`` changes nothing, as on the CPU.
+    """
+    # bfloat16 holds every 8-bit float, and all platforms multiply it
+    exact = [x.astype(jnp.bfloat16) for x in (self, mat2)]
+    out = jnp.matmul(*exact, preferred_element_type=jnp.float32) * scale_a * scale_b
+    return out if bias is None else out + bias
+
+
 def _is_one(x: Any) -> bool:
     return isinstance(x, int) and x == 1
 
 
+def _times(x: Array, factor: Any) -> Array:
+    """``x`` scaled; a factor for whole numbers loses its fraction, as on the CPU."""
+    if _is_one(factor):
+        return x
+    return x * (factor if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.asarray(factor).astype(x.dtype))
+
+
 def _added(bias: Array, product: Array, beta: Any, alpha: Any) -> Array:
-    product = product if _is_one(alpha) else product * alpha
+    product = _times(wide(product), alpha)
     if _is_one(beta):
         return bias + product
-    return jnp.where(jnp.asarray(beta) == 0, product, bias * beta + product)  # beta 0 hides NaN in the bias
+    # beta 0 hides NaN in the bias
+    return jnp.where(jnp.asarray(beta) == 0, product, _times(wide(bias), beta) + product)
 
 
 @pack.lowering("aten::addmm", "aten::baddbmm", "aten::addmv")
@@ -56,10 +92,10 @@ def addmm(self: Array, a: Array, b: Array, *, beta: Any = 1, alpha: Any = 1) -> 
 @pack.lowering("aten::addbmm")
 def addbmm(self: Array, batch1: Array, batch2: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
     """beta * self + alpha * the sum of the batch's products."""
-    return _added(self, jnp.sum(_matmul(batch1, batch2), axis=0), beta, alpha)
+    return _added(self, jnp.sum(wide(_matmul(batch1, batch2)), axis=0), beta, alpha)
 
 
 @pack.lowering("aten::addr")
 def addr(self: Array, vec1: Array, vec2: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
     """beta * self + alpha * the outer product."""
-    return _added(self, jnp.outer(vec1, vec2), beta, alpha)
+    return _added(self, jnp.outer(wide(vec1), wide(vec2)), beta, alpha)

@@ -77,6 +77,21 @@ def batch_norm_legit(
     return *results[3:], *results[:3]
 
 
+@pack.lowering("aten::_batch_norm_with_update")
+def batch_norm_with_update(
+    input: Array,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Array,
+    running_var: Array,
+    momentum: Any,
+    eps: Any,
+) -> tuple[Maybe, ...]:
+    """As ``batch_norm_legit`` in training, with an empty workspace."""
+    results = batch_norm_legit(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *results, jnp.zeros(0, jnp.uint8)
+
+
 @pack.lowering("aten::_native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(
     input: Array, weight: Maybe, bias: Maybe, training: bool, momentum: Any, eps: Any
@@ -252,3 +267,14 @@ def rms_norm_backward(
         dx if output_mask[0] else None,
         jnp.sum(g * scaled, axis=outer) if output_mask[1] and weight is not None else None,
     )
+
+
+@pack.lowering("aten::_weight_norm_interface_backward")
+def weight_norm_backward(
+    grad_w: Array, saved_v: Array, saved_g: Array, saved_norms: Array, dim: int
+) -> tuple[Array, Array]:
+    """Gradients of the direction v and the magnitude g of w = g v / |v|, the norm over all but ``dim``."""
+    axes = tuple(i for i in range(saved_v.ndim) if i != dim % saved_v.ndim)
+    grad, v, g, norms = map(_wide, (grad_w, saved_v, saved_g, saved_norms))
+    along = jnp.sum(grad * v, axis=axes, keepdims=True) / norms
+    return g / norms * (grad - v * along / norms), along.reshape(g.shape)

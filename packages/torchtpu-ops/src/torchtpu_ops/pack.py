@@ -1,58 +1,12 @@
 """The finished pack: importing this module registers every family of lowerings."""
 
-from torchtpu_ops import (
-    activation,
-    attention,
-    bag,
-    conv,
-    distance,
-    factory,
-    fft,
-    foreach,
-    indexing,
-    linalg,
-    loss,
-    matmul,
-    norm,
-    optim,
-    pad,
-    pointwise,
-    pool,
-    random,
-    reduce,
-    resample,
-    rnn,
-    scatter,
-    shape,
-    sort,
-)
+from importlib import import_module
+
 from torchtpu_ops._pack import pack
 
-FAMILIES = (
-    activation,
-    attention,
-    bag,
-    conv,
-    distance,
-    factory,
-    fft,
-    foreach,
-    indexing,
-    linalg,
-    loss,
-    matmul,
-    norm,
-    optim,
-    pad,
-    pointwise,
-    pool,
-    random,
-    reduce,
-    resample,
-    rnn,
-    scatter,
-    shape,
-    sort,
-)
+_NAMES = """activation attention bag conv ctc distance factor factory fft foreach fractional histogram indexing ldl
+    linalg loss matmul nested norm optim pad pointwise pool quant random reduce resample rnn scatter segment shape
+    sort special"""
+FAMILIES = tuple(import_module(f"torchtpu_ops.{name}") for name in _NAMES.split())
 
 __all__ = ["FAMILIES", "pack"]

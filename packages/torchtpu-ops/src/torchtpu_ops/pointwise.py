@@ -2,24 +2,104 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy import special
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import binary, divide, unary, wide
 
 Array = jax.Array
 
 
+def _sign(x: Array) -> Array:
+    if x.dtype == jnp.bool_:
+        return x
+    return jnp.where(jnp.isnan(x), 0, jnp.sign(x))
+
+
 def _sgn(x: Array) -> Array:
     if not jnp.iscomplexobj(x):
-        return jnp.sign(x)
+        return _sign(x)
     size = jnp.abs(x)
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
+
+
+def _angle(x: Array) -> Array:
+    if jnp.iscomplexobj(x):
+        return jnp.angle(x)
+    return jnp.where(x < 0, jnp.pi, jnp.where(jnp.isnan(x), x, 0))
+
+
+def _exp2(x: Array) -> Array:
+    """2 ** x, exact for whole numbers, which exp(x log 2) is not."""
+    if jnp.iscomplexobj(x):
+        return jnp.exp2(x)
+    whole = jnp.clip(jnp.round(x), -5000, 5000)  # beyond, the result is 0 or infinite
+    rest = jnp.where(jnp.isinf(x), 0, x - whole)
+    return jnp.ldexp(jnp.exp(rest * math.log(2)), whole.astype(jnp.int32))
+
+
+def _digamma(x: Array) -> Array:
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), special.digamma(x))
+
+
+def _erfinv(y: Array) -> Array:
+    """XLA's approximation and one step of Newton's method, near the ends on the complement."""
+    size = jnp.abs(y)
+    x = jnp.abs(special.erfinv(y))
+    missing = jnp.where(size > 0.5, special.erfc(x) - (1 - size), size - special.erf(x))
+    step = missing * (math.sqrt(math.pi) / 2) * jnp.exp(x * x)
+    return jnp.copysign(jnp.where(size < 1, x + step, x), y)
+
+
+def _erfcx(x: Array) -> Array:
+    """exp(x * x) * erfc(x); for large x its asymptotic series, as the factors leave the range."""
+    limit = 25.0 if x.dtype == jnp.float64 else 8.0
+    near, far = jnp.minimum(x, limit), jnp.maximum(x, limit)
+    term = series = jnp.ones_like(x)
+    for k in range(1, 8):
+        term = -term * (2 * k - 1) / (2 * far * far)
+        series = series + term
+    return jnp.where(
+        x > limit, series / (far * math.sqrt(math.pi)), jnp.exp(near * near) * special.erfc(near)
+    )
+
+
+def _zeta(s: Array, q: Array) -> Array:
+    """Hurwitz's zeta function; for q below 1 the recurrence zeta(s, q) = q ** -s + zeta(s, q + 1)."""
+    s, q = jnp.broadcast_arrays(s, q)
+    pole = (q <= 0) & (q == jnp.floor(q))
+    # what is farther than that from the poles does not reach the leading digits
+    start = jnp.where(pole, 1, jnp.maximum(q, q - jnp.floor(q) - 100_000))
+
+    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, at = state
+        return total + jnp.where(at < 1, at**-s, 0), jnp.where(at < 1, at + 1, at)
+
+    total, at = lax.while_loop(lambda state: jnp.any(state[1] < 1), step, (jnp.zeros_like(q), start))
+    return jnp.where(pole & (s >= 1), jnp.inf, total + special.zeta(s, at))
+
+
+def _lcm(a: Array, b: Array) -> Array:
+    return jnp.abs(jnp.lcm(a, b))
+
+
+def _heaviside(x: Array, values: Array) -> Array:
+    return jnp.where(x == 0, values, (x > 0).astype(x.dtype))
+
+
+def _log_add_exp(a: Array, b: Array) -> Array:
+    if not jnp.iscomplexobj(a):
+        return jnp.logaddexp(a, b)
+    low, high = jnp.where(a.real < b.real, a, b), jnp.where(a.real < b.real, b, a)
+    return jnp.log(1 + jnp.exp(low - high)) + high
 
 
 def _frac(x: Array) -> Array:
@@ -29,20 +109,21 @@ def _frac(x: Array) -> Array:
 TO_FLOAT: dict[str, Callable[[Array], Array]] = {
     "acos": jnp.arccos, "acosh": jnp.arccosh, "asin": jnp.arcsin, "asinh": jnp.arcsinh, "atan": jnp.arctan,
     "atanh": jnp.arctanh, "cos": jnp.cos, "cosh": jnp.cosh, "sin": jnp.sin, "sinh": jnp.sinh, "tan": jnp.tan,
-    "tanh": jnp.tanh, "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log, "log2": jnp.log2,
+    "tanh": jnp.tanh, "exp": jnp.exp, "exp2": _exp2, "expm1": jnp.expm1, "log": jnp.log, "log2": jnp.log2,
     "log10": jnp.log10, "log1p": jnp.log1p, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "reciprocal": lambda x: 1 / x,
-    "erf": special.erf, "erfc": special.erfc, "erfinv": special.erfinv, "lgamma": special.gammaln,
-    "digamma": special.digamma, "i0": special.i0, "sigmoid": jax.nn.sigmoid, "sinc": jnp.sinc,
+    "erf": special.erf, "erfc": special.erfc, "erfinv": _erfinv, "lgamma": special.gammaln,
+    "digamma": _digamma, "i0": special.i0, "sigmoid": jax.nn.sigmoid, "sinc": jnp.sinc,
     "special_entr": special.entr, "special_ndtri": special.ndtri, "special_log_ndtr": special.log_ndtr,
     "special_i0e": special.i0e, "special_i1": special.i1, "special_i1e": special.i1e,
+    "special_erfcx": _erfcx, "special_modified_bessel_i0": special.i0, "special_modified_bessel_i1": special.i1,
 }  # fmt: skip
 SAME: dict[str, Callable[[Array], Array]] = {
-    "neg": jnp.negative, "sign": jnp.sign, "sgn": _sgn, "ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round,
-    "trunc": jnp.trunc, "frac": _frac, "conj_physical": jnp.conj, "positive": lambda x: x, "square": lambda x: x * x,
+    "neg": jnp.negative, "sign": _sign, "sgn": _sgn, "ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round,
+    "trunc": jnp.trunc, "frac": _frac, "conj_physical": jnp.conj,
     "deg2rad": jnp.deg2rad, "rad2deg": jnp.rad2deg,
 }  # fmt: skip
 TO_BOOL: dict[str, Callable[[Array], Array]] = {
-    "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite, "isposinf": jnp.isposinf,
+    "isnan": jnp.isnan, "isinf": jnp.isinf, "isposinf": jnp.isposinf,
     "isneginf": jnp.isneginf, "signbit": jnp.signbit, "logical_not": jnp.logical_not,
 }  # fmt: skip
 COMPARE: dict[str, Callable[[Array, Array], Array]] = {
@@ -51,62 +132,47 @@ COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 }  # fmt: skip
 BITWISE: dict[str, Callable[[Array, Array], Array]] = {
     "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
-    "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift,
+}  # fmt: skip
+SHIFTS: dict[str, Callable[[Array, Array], Array]] = {
+    "left_shift": jnp.left_shift, "right_shift": jnp.right_shift,
 }  # fmt: skip
 BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "mul": jnp.multiply, "fmax": jnp.fmax, "fmin": jnp.fmin, "maximum": jnp.maximum, "minimum": jnp.minimum,
-    "copysign": jnp.copysign, "hypot": jnp.hypot, "nextafter": jnp.nextafter, "gcd": jnp.gcd, "lcm": jnp.lcm,
-    "heaviside": jnp.heaviside, "logaddexp": jnp.logaddexp, "logaddexp2": jnp.logaddexp2,
+    "fmax": jnp.fmax, "fmin": jnp.fmin, "maximum": jnp.maximum, "minimum": jnp.minimum, "hypot": jnp.hypot,
+    "gcd": jnp.gcd, "lcm": _lcm, "heaviside": _heaviside, "logaddexp": _log_add_exp, "logaddexp2": jnp.logaddexp2,
+}  # fmt: skip
+BINARY_TO_FLOAT: dict[str, Callable[[Array, Array], Array]] = {
+    "atan2": jnp.arctan2, "igamma": special.gammainc, "igammac": special.gammaincc,
 }  # fmt: skip
 LOGICAL: dict[str, Callable[[Array, Array], Array]] = {
     "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor,
 }  # fmt: skip
 
 
-def _unary(name: str, fn: Callable[[Array], Array], promote: Any) -> None:
-    """Register one function of one tensor."""
-
-    def lowering(self: Array) -> Array:
-        return fn(self)
-
-    lowering.__doc__ = f"Element-wise {name}."
-    pack.lowering(f"aten::{name}", promote=promote)(lowering)
-
-
-def _binary(names: tuple[str, ...], fn: Callable[[Array, Array], Array], promote: Any) -> None:
-    """Register one function of two tensors, or a tensor and a number."""
-
-    def lowering(self: Array, other: Array) -> Array:
-        return fn(self, other)
-
-    lowering.__doc__ = f"Element-wise {names[0]}."
-    pack.lowering(*names, promote=promote)(lowering)
-
-
 for _name, _fn in TO_FLOAT.items():
-    if _fn is not None:
-        _unary(_name, _fn, "int_to_float")
+    unary(_name, _fn, "int_to_float")
 for _name, _fn in SAME.items():
-    _unary(_name, _fn, "default")
+    unary(_name, _fn, "default")
 for _name, _fn in TO_BOOL.items():
-    _unary(_name, _fn, None)
-_unary("abs", jnp.abs, "complex_to_float")
-_unary("angle", jnp.angle, None)
-_unary("bitwise_not", jnp.bitwise_not, None)
+    unary(_name, _fn, None)
+unary("abs", jnp.abs, "complex_to_float")
+unary("angle", _angle, None)
+unary("bitwise_not", jnp.bitwise_not, None)
 for _name, _op in COMPARE.items():
-    _binary((f"aten::{_name}.Tensor", f"aten::{_name}.Scalar"), _op, "always_bool")
+    binary(_name, ("Tensor", "Scalar"), _op, "always_bool")
 for _name, _op in BITWISE.items():
-    _variants = (f"aten::{_name}.Tensor", f"aten::{_name}.Tensor_Scalar", f"aten::{_name}.Scalar_Tensor")
-    _binary(_variants, _op, "default")
+    binary(_name, ("Tensor", "Scalar", "Scalar_Tensor"), _op, "default")
+for _name, _op in SHIFTS.items():
+    binary(f"bitwise_{_name}", ("Tensor", "Tensor_Scalar", "Scalar_Tensor"), _op, "default")
+    binary("__lshift__" if _name == "left_shift" else "__rshift__", ("Tensor", "Scalar"), _op, "default")
 for _name, _op in BINARY.items():
-    _names = (
-        [f"aten::{_name}.Tensor", f"aten::{_name}.Scalar"]
-        if _name in ("mul", "copysign")
-        else [f"aten::{_name}"]
-    )
-    _binary(tuple(_names), _op, "int_to_float" if _name == "copysign" else "default")
+    binary(_name, ("",), _op, "default")
+for _name, _op in BINARY_TO_FLOAT.items():
+    binary(_name, ("",), _op, "int_to_float")
 for _name, _op in LOGICAL.items():
-    _binary((f"aten::{_name}",), _op, "always_bool")
+    binary(_name, ("",), _op, "always_bool")
+binary("mul", ("Tensor", "Scalar"), jnp.multiply, "default")
+binary("copysign", ("Tensor", "Scalar"), jnp.copysign, "int_to_float")
+binary("nextafter", ("",), jnp.nextafter, "no_opmath")  # the neighbour is that of the narrow type
 
 
 def _scaled(other: Array, alpha: Any) -> Array:
@@ -136,10 +202,16 @@ def rsub(self: Array, other: Array, alpha: Any = 1) -> Array:
 @pack.lowering("aten::div.Tensor", "aten::div.Scalar", promote="int_to_float")
 def div(self: Array, other: Array) -> Array:
     """True division."""
-    return self / other
+    return divide(self, other)
 
 
-@pack.lowering("aten::div.Tensor_mode", "aten::div.Scalar_mode")
+def _check_divisor(self: Any, other: Any, rounding_mode: str | None = "floor") -> None:
+    """Raise what CPU raises for a whole number divided by zero."""
+    if rounding_mode is not None and np.result_type(self, other).kind in "iu" and not np.all(other):
+        raise RuntimeError("ZeroDivisionError")
+
+
+@pack.lowering("aten::div.Tensor_mode", "aten::div.Scalar_mode", validate=_check_divisor)
 def div_mode(self: Array, other: Array, *, rounding_mode: str | None = None) -> Array:
     """Division rounded by ``trunc`` or ``floor``."""
     return _rounded_division(self, other, rounding_mode)
@@ -148,20 +220,24 @@ def div_mode(self: Array, other: Array, *, rounding_mode: str | None = None) -> 
 def _rounded_division(self: Array, other: Any, mode: str | None) -> Array:
     whole = jnp.result_type(self, other)
     if mode is None:
-        return jnp.true_divide(self, other)
-    half = whole in (jnp.float16, jnp.bfloat16)
-    a, b = (jnp.asarray(v).astype(jnp.float32 if half else whole) for v in (self, other))
+        self = self if jnp.issubdtype(self.dtype, jnp.inexact) else self.astype(jnp.float32)
+        return divide(self.astype(jnp.result_type(self, other)), other)
+    a, b = (wide(jnp.asarray(v).astype(whole)) for v in (self, other))
     if jnp.issubdtype(whole, jnp.integer):
         return jnp.floor_divide(a, b) if mode == "floor" else lax.div(*jnp.broadcast_arrays(a, b))
-    if mode == "trunc":
-        return jnp.trunc(a / b)
-    return _floor_divide(a, b)
+    if mode == "floor":
+        return _floor_divide(a, b)
+    quotient = divide(a, b)
+    if a.dtype != whole:  # CPU rounds the quotient of half types before it cuts the fraction
+        kind = jnp.finfo(whole)
+        quotient = lax.reduce_precision(quotient, kind.nexp, kind.nmant)
+    return jnp.trunc(quotient)
 
 
 def _floor_divide(a: Array, b: Array) -> Array:
     """Python's floor division of floats; the quotient is rounded from an exact remainder."""
     mod = lax.rem(*jnp.broadcast_arrays(a, b))
-    quotient = (a - mod) / b
+    quotient = divide(a - mod, b)
     quotient = jnp.where((mod != 0) & ((b < 0) != (mod < 0)), quotient - 1, quotient)
     floor = jnp.floor(quotient)
     floor = jnp.where(quotient - floor > 0.5, floor + 1, floor)
@@ -169,33 +245,51 @@ def _floor_divide(a: Array, b: Array) -> Array:
     return jnp.where(b == 0, a / b, floor)
 
 
-@pack.lowering("aten::floor_divide", "aten::floor_divide.Scalar", promote="default")
+@pack.lowering("aten::floor_divide", "aten::floor_divide.Scalar", promote="default", validate=_check_divisor)
 def floor_divide(self: Array, other: Array) -> Array:
     """Division rounded down."""
     return _rounded_division(self, other, "floor")
 
 
 @pack.lowering(
-    "aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor", promote="default"
+    "aten::remainder.Tensor",
+    "aten::remainder.Scalar",
+    "aten::remainder.Scalar_Tensor",
+    promote="default",
+    validate=_check_divisor,
 )
 def remainder(self: Array, other: Array) -> Array:
     """The remainder with the divisor's sign."""
     return jnp.remainder(self, other)
 
 
-@pack.lowering("aten::fmod.Tensor", "aten::fmod.Scalar", promote="default")
+@pack.lowering("aten::fmod.Tensor", "aten::fmod.Scalar", promote="default", validate=_check_divisor)
 def fmod(self: Array, other: Array) -> Array:
     """The remainder with the dividend's sign."""
     return jnp.fmod(self, other)
 
 
+def _whole_power(base: Array, exponent: Array) -> Array:
+    """Powers of whole numbers by squaring, wrapping as CPU's do; 0, 1 or -1 for negative exponents."""
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        square, left, result = state
+        return square * square, left >> 1, jnp.where(left & 1 == 1, result * square, result)
+
+    base, exponent = jnp.broadcast_arrays(base, exponent)
+    start = (base, jnp.maximum(exponent, 0), jnp.ones_like(base))
+    power = lax.while_loop(lambda state: jnp.any(state[1] > 0), step, start)[2]
+    if jnp.issubdtype(base.dtype, jnp.unsignedinteger):
+        return power
+    odd = jnp.where(exponent & 1 == 1, -1, 1)
+    inverse = jnp.where(base == 1, 1, jnp.where(base == -1, odd, 0))
+    return jnp.where(exponent < 0, inverse, power).astype(base.dtype)
+
+
 def _power(self: Array, exponent: Array) -> Array:
-    if not jnp.issubdtype(self.dtype, jnp.integer):
-        return jnp.power(self, exponent)
-    negative = exponent < 0
-    safe = jnp.power(self, jnp.where(negative, 0, exponent))
-    inverse = jnp.where(self == 1, 1, jnp.where(self == -1, jnp.where(exponent % 2 == 0, 1, -1), 0))
-    return jnp.where(negative, inverse, safe)
+    if jnp.issubdtype(self.dtype, jnp.integer):
+        return _whole_power(self, exponent)
+    return jnp.power(self, exponent)
 
 
 @pack.lowering("aten::pow.Tensor_Tensor", "aten::pow.Scalar", promote="default")
@@ -207,6 +301,10 @@ def pow_tensor(self: Array, exponent: Array) -> Array:
 @pack.lowering("aten::pow.Tensor_Scalar", promote="default", static=("exponent",))
 def pow_scalar(self: Array, exponent: Any) -> Array:
     """self ** exponent for a Python number; small powers are products."""
+    if self.dtype == jnp.bool_:
+        return self | (not exponent)
+    if jnp.issubdtype(self.dtype, jnp.integer) and exponent < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
     if exponent == 2:
         return self * self
     if exponent == 1:
@@ -222,18 +320,48 @@ def pow_scalar(self: Array, exponent: Any) -> Array:
     return _power(self, jnp.asarray(exponent, self.dtype))
 
 
-@pack.lowering("aten::atan2", promote="int_to_float")
-def atan2(self: Array, other: Array) -> Array:
-    """The angle of (other, self)."""
-    return jnp.arctan2(self, other)
-
-
 @pack.lowering(
     "aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="int_to_float"
 )
 def xlogy(self: Array, other: Array) -> Array:
     """self * log(other), 0 where self is 0 and other is not NaN."""
     return jnp.where(jnp.isnan(other), jnp.nan, jnp.where(self == 0, 0, self * jnp.log(other)))
+
+
+@pack.lowering(
+    "aten::special_xlog1py",
+    "aten::special_xlog1py.self_scalar",
+    "aten::special_xlog1py.other_scalar",
+    promote="int_to_float",
+)
+def xlog1py(self: Array, other: Array) -> Array:
+    """self * log(1 + other), 0 where self is 0 and other is not NaN."""
+    return jnp.where(jnp.isnan(other), jnp.nan, jnp.where(self == 0, 0, self * jnp.log1p(other)))
+
+
+@pack.lowering(
+    "aten::special_zeta",
+    "aten::special_zeta.self_scalar",
+    "aten::special_zeta.other_scalar",
+    promote="int_to_float",
+)
+def zeta(self: Array, other: Array) -> Array:
+    """The Hurwitz zeta function."""
+    return _zeta(self, other)
+
+
+@pack.lowering("aten::polygamma", promote="int_to_float")
+def polygamma(n: int, self: Array) -> Array:
+    """The n-th derivative of digamma."""
+    if n == 0:
+        return _digamma(self)
+    return (-1.0) ** (n + 1) * math.factorial(n) * _zeta(jnp.asarray(n + 1, self.dtype), self)
+
+
+@pack.lowering("aten::frexp.Tensor")
+def frexp(self: Array) -> tuple[Array, Array]:
+    """Mantissa in [0.5, 1) and exponent of 2."""
+    return jnp.frexp(wide(self))
 
 
 @pack.lowering("aten::where.self")
@@ -275,7 +403,7 @@ def addcmul(self: Array, tensor1: Array, tensor2: Array, *, value: Any = 1) -> A
 @pack.lowering("aten::addcdiv", promote="int_to_float")
 def addcdiv(self: Array, tensor1: Array, tensor2: Array, *, value: Any = 1) -> Array:
     """self + value * tensor1 / tensor2."""
-    return self + _scaled(tensor1 / tensor2, value)
+    return self + _scaled(divide(tensor1, tensor2), value)
 
 
 @pack.lowering("aten::lerp.Scalar", "aten::lerp.Tensor", promote="default")

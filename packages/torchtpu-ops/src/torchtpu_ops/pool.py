@@ -71,11 +71,12 @@ class _Plan:
         return functools.reduce(np.multiply.outer, lengths)
 
 
-def _lowest(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
+    """What every value of ``dtype`` is at least as large as."""
     return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
-def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+def larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
     """Of two (value, place) the one torch keeps: the first of equals, the last NaN."""
     (x, i), (y, j) = a, b
     x_nan, y_nan = x != x, y != y
@@ -83,7 +84,7 @@ def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Arra
     return jnp.where(second, y, x), jnp.where(second, j, i)
 
 
-def _places(x: Array, rank: int) -> tuple[Array, Array]:
+def places(x: Array, rank: int) -> tuple[Array, Array]:
     """Each element's flat place in its plane, and the place of padding, which loses every tie."""
     size = int(np.prod(x.shape[-rank:]))
     # 32 bits are enough for a plane
@@ -101,9 +102,9 @@ def _max_pool(rank: int) -> Callable[..., tuple[Array, Array]]:
         ceil_mode: bool = False,
     ) -> tuple[Array, Array]:
         plan = _Plan(rank, self, kernel_size, stride, padding, dilation, ceil_mode)
-        places, outside = _places(self, rank)
-        start = jnp.asarray(_lowest(self.dtype), self.dtype), outside
-        values, chosen = plan.reduce((self, places), start, _larger)
+        flat, outside = places(self, rank)
+        start = jnp.asarray(lowest(self.dtype), self.dtype), outside
+        values, chosen = plan.reduce((self, flat), start, larger)
         return values, chosen.astype(jnp.int64)
 
     return pool
@@ -111,15 +112,15 @@ def _max_pool(rank: int) -> Callable[..., tuple[Array, Array]]:
 
 def _adaptive_max_pool(rank: int) -> Callable[..., tuple[Array, Array]]:
     def pool(self: Array, output_size: Ints) -> tuple[Array, Array]:
-        places, outside = _places(self, rank)
-        start = jnp.asarray(_lowest(self.dtype), self.dtype), outside
-        parts: Any = (self, places)
+        flat, outside = places(self, rank)
+        start = jnp.asarray(lowest(self.dtype), self.dtype), outside
+        parts: Any = (self, flat)
         for axis, count in zip(range(self.ndim - rank, self.ndim), output_size, strict=True):
             windows = _windows(self.shape[axis], count)
             parts = lax.reduce(
                 tuple(jnp.take(p, windows, axis=axis, mode="clip") for p in parts),
                 start,
-                _larger,
+                larger,
                 (axis + 1,),
             )
         return parts[0], parts[1].astype(jnp.int64)
@@ -135,7 +136,7 @@ def _windows(length: int, count: int) -> np.ndarray:
     return np.array(rows, np.int32).reshape(count, width)
 
 
-def _spread_to_places(grad_output: Array, shape: Ints, indices: Array, rank: int) -> Array:
+def spread_to_places(grad_output: Array, shape: Ints, indices: Array, rank: int) -> Array:
     """The gradient goes to the chosen places of each plane."""
     planes, size = int(np.prod(shape[:-rank])), int(np.prod(shape[-rank:]))
     wide = jnp.promote_types(grad_output.dtype, jnp.float32)
@@ -155,14 +156,14 @@ def _max_pool_backward(rank: int) -> Callable[..., Array]:
         ceil_mode: bool,
         indices: Array,
     ) -> Array:
-        return _spread_to_places(grad_output, self.shape, indices, rank)
+        return spread_to_places(grad_output, self.shape, indices, rank)
 
     return backward
 
 
 def _adaptive_max_pool_backward(rank: int) -> Callable[..., Array]:
     def backward(grad_output: Array, self: Array, indices: Array) -> Array:
-        return _spread_to_places(grad_output, self.shape, indices, rank)
+        return spread_to_places(grad_output, self.shape, indices, rank)
 
     return backward
 

@@ -20,8 +20,8 @@ def _wide(dtype: Any) -> Any:
 
 
 def _unit(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Uniform in the open interval, so that logarithms stay finite."""
-    return jax.random.uniform(key, shape, dtype, minval=jnp.finfo(dtype).tiny)
+    """Uniform in the open interval: the middles of equal steps, so that the least has its fair share."""
+    return jax.random.uniform(key, shape, dtype) + jnp.finfo(dtype).eps / 2
 
 
 def _gauss(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -66,7 +66,10 @@ def rand(size: list[int], *, dtype: Any = None, key: Array) -> Array:
 
 @pack.lowering("aten::uniform", rng=True)
 def uniform(self: Array, from_: Any = 0.0, to: Any = 1.0, *, key: Array) -> Array:
-    """Uniform values in ``[from, to)``."""
+    """Uniform values in ``[from, to)``; a complex number's parts are drawn alike."""
+    if jnp.iscomplexobj(self):
+        parts = jnp.zeros((2, *self.shape), jnp.finfo(self.dtype).dtype)
+        return lax.complex(*uniform(parts, from_, to, key=key))
     unit = jax.random.uniform(key, self.shape, self.dtype).astype(_wide(self.dtype))
     low, high = jnp.asarray(from_).astype(unit.dtype), jnp.asarray(to).astype(unit.dtype)
     out = (unit * (high - low) + low).astype(self.dtype)
@@ -232,5 +235,41 @@ def native_dropout(input: Array, p: Any, train: bool | None, *, key: Array) -> t
 @pack.lowering("aten::native_dropout_backward")
 def native_dropout_backward(grad_output: Array, mask: Array, scale: Any) -> Array:
     """The gradient where elements were kept."""
-    factor = mask.astype(grad_output.dtype) * jnp.asarray(scale).astype(grad_output.dtype)
-    return grad_output * factor
+    inexact = jnp.issubdtype(grad_output.dtype, jnp.inexact)
+    dtype = grad_output.dtype if inexact else jnp.float32
+    return grad_output * (mask.astype(dtype) * jnp.asarray(scale).astype(dtype))
+
+
+@pack.lowering("aten::_standard_gamma_grad", promote="int_to_float")
+def standard_gamma_grad(self: Array, output: Array) -> Array:
+    """The derivative of a gamma draw by its concentration."""
+    return lax.random_gamma_grad(self, output)
+
+
+def _rrelu(
+    x: Array, noise: Array, bounds: tuple[Any, Any], training: bool, key: Array
+) -> tuple[Array, Array]:
+    """The noise and the result; in evaluation the noise stays, and the slope is the middle."""
+    low, high = (jnp.asarray(b).astype(_wide(x.dtype)) for b in bounds)
+    if not training:
+        return noise, jnp.where(x <= 0, x * ((low + high) / 2).astype(x.dtype), x)
+    drawn = (jax.random.uniform(key, x.shape, low.dtype) * (high - low) + low).astype(x.dtype)
+    noise = jnp.where(x <= 0, drawn, jnp.ones_like(x))
+    return noise, x * noise
+
+
+@pack.lowering("aten::rrelu_with_noise", "aten::rrelu_with_noise.out", rng=True)
+def rrelu_with_noise(
+    self: Array, noise: Array, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, *, key: Array
+) -> tuple[Array, Array]:
+    """The noise, which the schema declares as written, and negative values times a random slope."""
+    return _rrelu(self, noise, (lower, upper), training, key)
+
+
+@pack.lowering("aten::rrelu_with_noise_", "aten::rrelu_with_noise_functional", rng=True)
+def rrelu_with_noise_functional(
+    self: Array, noise: Array, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, *, key: Array
+) -> tuple[Array, Array]:
+    """Negative values times a random slope, and the noise."""
+    noise, out = _rrelu(self, noise, (lower, upper), training, key)
+    return out, noise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import divide, wide
 
 Array = jax.Array
 Dims = list[int] | tuple[int, ...] | int | None
@@ -27,7 +29,7 @@ def _sum_input(x: Array, dtype: Any) -> Array:
         x = x.astype(dtype)
     elif jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_:
         return x.astype(jnp.int64)
-    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+    return wide(x)
 
 
 def _flat_axes(x: Array, dim: Dims) -> Any:
@@ -52,16 +54,27 @@ def nansum(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
     return jnp.nansum(_sum_input(self, dtype), axis=_flat_axes(self, dim), keepdims=keepdim and self.ndim > 0)
 
 
+def _mean(x: Array, dim: Dims, keepdim: bool) -> Array:
+    total = jnp.sum(x, axis=_flat_axes(x, dim), keepdims=keepdim and x.ndim > 0)
+    return divide(total, _count(x, dim))
+
+
+def _count(x: Array, dim: Dims) -> int:
+    """How many elements are reduced into one."""
+    axes = range(x.ndim) if dim is None or dim == [] or dim == () else [dim] if isinstance(dim, int) else dim
+    return math.prod(x.shape[axis] for axis in axes) if x.ndim else 1
+
+
 @pack.lowering("aten::mean")
 def mean(self: Array, *, dtype: Any = None) -> Array:
     """The mean of all elements."""
-    return jnp.mean(_sum_input(self, dtype))
+    return _mean(_sum_input(self, dtype), None, False)
 
 
 @pack.lowering("aten::mean.dim")
 def mean_dim(self: Array, dim: Dims, keepdim: bool = False, *, dtype: Any = None) -> Array:
     """The mean along dimensions."""
-    return jnp.mean(_sum_input(self, dtype), axis=_flat_axes(self, dim), keepdims=keepdim and self.ndim > 0)
+    return _mean(_sum_input(self, dtype), dim, keepdim)
 
 
 @pack.lowering("aten::prod")
@@ -95,15 +108,24 @@ def aminmax(self: Array, *, dim: int | None = None, keepdim: bool = False) -> tu
     return jnp.min(self, axis=axis, keepdims=keep), jnp.max(self, axis=axis, keepdims=keep)
 
 
+def _check_some(x: Array, name: str) -> None:
+    """Raise what CPU raises for the extreme of an empty tensor; torch's meta kernels let it pass."""
+    if not x.size:
+        hint = "Specify the reduction dim with the 'dim' argument."
+        raise RuntimeError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0. {hint}")
+
+
 @pack.lowering("aten::max")
 def max_(self: Array) -> Array:
     """The largest element."""
+    _check_some(self, "max")
     return jnp.max(self)
 
 
 @pack.lowering("aten::min")
 def min_(self: Array) -> Array:
     """The smallest element."""
+    _check_some(self, "min")
     return jnp.min(self)
 
 
@@ -130,15 +152,23 @@ def argmin(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     return _arg(jnp.argmin, self, dim, keepdim)
 
 
+def check_extent(x: Array, dim: int, name: str) -> None:
+    """Raise what CPU raises for the extreme of no elements; torch's meta kernels let it pass."""
+    if x.ndim and not x.shape[dim]:
+        raise IndexError(f"{name}(): Expected reduction dim {dim % x.ndim} to have non-zero size.")
+
+
 @pack.lowering("aten::max.dim")
 def max_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The largest elements along a dimension and their indices."""
+    check_extent(self, dim, "max")
     return amax(self, dim, keepdim), _arg(jnp.argmax, self, dim, keepdim)
 
 
 @pack.lowering("aten::min.dim")
 def min_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The smallest elements along a dimension and their indices."""
+    check_extent(self, dim, "min")
     return amin(self, dim, keepdim), _arg(jnp.argmin, self, dim, keepdim)
 
 
@@ -155,14 +185,13 @@ def all_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
 
 
 def _variance(x: Array, dim: Dims, correction: Any, keepdim: bool) -> tuple[Array, Array]:
-    wide = x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
-    axis = _flat_axes(x, dim)
-    keep = keepdim and x.ndim > 0
-    average = jnp.mean(wide, axis=axis, keepdims=True)
-    square = jnp.sum(jnp.abs(wide - average) ** 2, axis=axis, keepdims=keep)
-    count = x.size // max(average.size, 1)
-    freedom = count - (1 if correction is None else correction)
-    spread = square / jnp.maximum(jnp.asarray(freedom, square.dtype), 0)
+    x = wide(x)
+    average = _mean(x, dim, True)
+    distance = x - average
+    squares = jnp.real(distance * jnp.conj(distance))
+    total = jnp.sum(squares, axis=_flat_axes(x, dim), keepdims=keepdim and x.ndim > 0)
+    freedom = _count(x, dim) - (1 if correction is None else correction)
+    spread = divide(total, jnp.maximum(jnp.asarray(freedom, total.dtype), 0))
     return spread, average.reshape(spread.shape)
 
 
@@ -198,13 +227,13 @@ def std_mean(
 @pack.lowering("aten::logsumexp")
 def logsumexp(self: Array, dim: Dims, keepdim: bool = False) -> Array:
     """log of the sum of exponentials."""
-    x = self if jnp.issubdtype(self.dtype, jnp.inexact) else self.astype(jnp.float32)
+    x = wide(self) if jnp.issubdtype(self.dtype, jnp.inexact) else self.astype(jnp.float32)
     return jax.nn.logsumexp(x, axis=_flat_axes(self, dim), keepdims=keepdim and self.ndim > 0)
 
 
 def _norm(x: Array, order: Any, dim: Dims, keepdim: bool) -> Array:
     axis, keep = _flat_axes(x, dim), keepdim and x.ndim > 0
-    size = jnp.abs(x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x)
+    size = jnp.abs(wide(x))
     if order == float("inf"):
         return jnp.max(size, axis=axis, keepdims=keep)
     if order == float("-inf"):
@@ -230,6 +259,21 @@ def norm(self: Array, p: Any = 2, dim: Dims = (), keepdim: bool = False) -> Arra
     return _norm(self, 2 if p is None else p, dim, keepdim)
 
 
+@pack.lowering("aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype", static=("p",))
+def norm_dtype(self: Array, p: Any, dim: Dims = (), keepdim: bool = False, *, dtype: Any) -> Array:
+    """The p-norm along dimensions, computed in ``dtype``."""
+    return _norm(self.astype(dtype), 2 if p is None else p, dim, keepdim)
+
+
+@pack.lowering("aten::renorm", static=("p",))
+def renorm(self: Array, p: Any, dim: int, maxnorm: Any) -> Array:
+    """Slices along ``dim`` scaled down to a p-norm of at most ``maxnorm``."""
+    x = wide(self)
+    others = tuple(axis for axis in range(x.ndim) if axis != dim % x.ndim)
+    size = _norm(x, p, others, True)
+    return x * jnp.where(size > maxnorm, maxnorm / (size + 1e-7), 1)
+
+
 @pack.lowering("aten::count_nonzero", "aten::count_nonzero.dim_IntList")
 def count_nonzero(self: Array, dim: Dims = None) -> Array:
     """How many elements are not zero."""
@@ -248,10 +292,32 @@ def cumprod(self: Array, dim: int, *, dtype: Any = None) -> Array:
     return jnp.cumprod(_sum_input(self, dtype), axis=dim) if self.ndim else self
 
 
-@pack.lowering("aten::logcumsumexp")
+def _complex_log_sums(x: Array, dim: int) -> Array:
+    """One after the other, as the angle depends on the order: it is not brought into one turn."""
+
+    def step(total: Array, item: Array) -> tuple[Array, Array]:
+        less = total.real < item.real
+        low, high = jnp.where(less, total, item), jnp.where(less, item, total)
+        joined = jnp.log1p(jnp.exp(low - high)) + high
+        infinite = jnp.isinf(low.real) & (low.real == high.real)
+        limit = jnp.where(low.real < 0, low, jnp.log(jnp.exp(low) + jnp.exp(high)))
+        joined = jnp.where(infinite, limit, joined)
+        joined = jnp.where(jnp.isnan(total) | jnp.isnan(item), lax.complex(jnp.nan, jnp.nan), joined)
+        joined = joined.astype(x.dtype)
+        return joined, joined
+
+    lines = jnp.moveaxis(x, dim, 0)
+    start = jnp.full(lines.shape[1:], -jnp.inf, x.dtype)
+    return jnp.moveaxis(lax.scan(step, start, lines)[1], 0, dim)
+
+
+@pack.lowering("aten::logcumsumexp", "aten::_logcumsumexp")
 def logcumsumexp(self: Array, dim: int) -> Array:
     """Running log of sums of exponentials."""
-    return lax.cumlogsumexp(self, axis=dim % self.ndim) if self.ndim else self
+    if jnp.iscomplexobj(self) and self.ndim:
+        return _complex_log_sums(self, dim)
+    # not JAX's own: its windows, fused with a cast to bfloat16, end the process in tpu7x's compiler
+    return lax.associative_scan(jnp.logaddexp, wide(self), axis=dim % self.ndim) if self.ndim else self
 
 
 def _running(x: Array, dim: int, better: Callable[[Array, Array], Array]) -> tuple[Array, Array]:

@@ -88,6 +88,10 @@ def _cubic_aa(size: int, out: int, scale: float | None, align: bool) -> Taps:
     return _smooth(size, out, scale, align, lambda d: _cubic_weight(d, -0.5), 2)
 
 
+def _lanczos_aa(size: int, out: int, scale: float | None, align: bool) -> Taps:
+    return _smooth(size, out, scale, align, lambda d: np.sinc(d) * np.sinc(d / 3) * (abs(d) < 3), 3)
+
+
 def _resize(x: Array, axis: int, taps: Taps) -> Array:
     """Weighted sum of a few sources per output, or a plain copy of one."""
     at, weights = taps
@@ -161,6 +165,7 @@ for _name, _rank, _taps in (
     ("upsample_bicubic2d", 2, _cubic),
     ("_upsample_bilinear2d_aa", 2, _linear_aa),
     ("_upsample_bicubic2d_aa", 2, _cubic_aa),
+    ("_upsample_lanczos2d_aa", 2, _lanczos_aa),
 ):
     _register(_name, _rank, _taps, True)
 

@@ -160,6 +160,13 @@ def slice_scatter(
     return jnp.where((at >= 0) & (at < high - low) & (at % step == 0), spread, self)
 
 
+@pack.lowering("aten::narrow_copy")
+def narrow_copy(self: Array, dim: int, start: int, length: int) -> Array:
+    """A part of one dimension, in a buffer of its own."""
+    first = start if start >= 0 else start + self.shape[dim]
+    return lax.slice_in_dim(self, first, first + length, axis=dim)
+
+
 @pack.lowering("aten::slice_backward")
 def slice_backward(
     grad_output: Array, input_sizes: list[int], dim: int, start: int, end: int, step: int

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops.reduce import check_extent
 
 Array = jax.Array
 NumpyArray = np.ndarray[Any, Any]
@@ -97,6 +98,7 @@ def median_dim(self: Array, dim: int, keepdim: bool = False) -> Pair:
     """The lower median, or the first NaN."""
     if self.ndim == 0:
         return _scalar(self)
+    check_extent(self, dim, "median")
     pair = _sorted(self, dim, False)
     n = self.shape[dim]
     if not _is_float(self):
@@ -110,6 +112,7 @@ def nanmedian_dim(self: Array, dim: int, keepdim: bool = False) -> Pair:
     """The lower median of what is not NaN."""
     if self.ndim == 0 or not _is_float(self):
         return median_dim(self, dim, keepdim)
+    check_extent(self, dim, "median")  # CPU names both alike
     count = jnp.sum(~jnp.isnan(self), dim, keepdims=True)
     return _pick(_sorted(self, dim, False), jnp.maximum((count - 1) // 2, 0), dim, keepdim)
 
@@ -139,6 +142,7 @@ def mode(self: Array, dim: int = -1, keepdim: bool = False) -> Pair:
     """The least of the most frequent values, at its last position; each NaN counts alone."""
     if self.ndim == 0:
         return _scalar(self)
+    check_extent(self, dim, "mode")
     dim %= self.ndim
     values, order = _sorted(self, dim, False)
     at = lax.broadcasted_iota(jnp.int32, values.shape, dim)

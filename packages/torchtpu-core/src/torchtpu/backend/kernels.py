@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,7 @@ def _check(
     dtype: torch.dtype | None, device: torch.device | None, layout: torch.layout | None
 ) -> torch.dtype:
     client.check_fork()
-    if device is not None and device.index not in (None, 0):
-        raise RuntimeError(f"torchtpu: invalid device {device}; this process has one device, tpu:0")
+    client.check_index(device)
     if layout is not None and layout is not torch.strided:
         raise NotImplementedError(f"torchtpu: layout {layout} is not supported on device 'tpu'")
     dtype = dtype or torch.get_default_dtype()
@@ -106,10 +106,47 @@ def resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     return _set_strided(tensor, shape, strides, tensor.storage_offset())
 
 
+def _check_bounds(tensor: Tensor, size: Any, stride: Any, offset: int) -> None:
+    """Raise what CPU raises for strides that reach beyond the storage; torch's meta kernel lets them pass."""
+    reach = offset + 1
+    for n, s in zip(size, stride, strict=True):
+        if n == 0:
+            return
+        reach += (n - 1) * s
+    item, held = tensor.itemsize, tensor.untyped_storage().layout.nbytes  # type: ignore[attr-defined]
+    if reach * item > held:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+            f"{item} requiring a storage size of {reach * item} are out of bounds for storage of size {held}"
+        )
+
+
+def as_strided(tensor: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """``aten::as_strided``, which most other views are made of."""
+    storage = tensor.untyped_storage()
+    if storage.__class__ is not TpuStorage:
+        storage = adopt(tensor)
+    storage.views = True  # type: ignore[attr-defined]
+    if _function_modes():  # they would see the call below
+        result = _as_strided(META, tensor, size, stride, storage_offset)
+    else:  # torch's argument parser and the same kernel, in two thirds of the time
+        with _meta():
+            result = _strided(tensor, size, stride, storage_offset)
+    reach = 1 + (tensor.storage_offset() if storage_offset is None else storage_offset)
+    for n, s in zip(size, stride):  # noqa: B905, torch has compared the lengths
+        reach += (n - 1) * s
+    if reach * tensor.itemsize > storage.layout.nbytes:  # type: ignore[attr-defined]
+        _check_bounds(tensor, size, stride, result.storage_offset())
+    return result
+
+
 def as_strided_(tensor: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
     """``aten::as_strided_``: another layout on the same storage."""
     adopt(tensor).views = True
     offset = tensor.storage_offset() if storage_offset is None else storage_offset
+    if len(size) != len(stride):
+        raise RuntimeError("mismatch in length of strides and shape")
+    _check_bounds(tensor, size, stride, offset)
     return _set_strided(tensor, size, stride, offset)
 
 
@@ -118,6 +155,10 @@ def _set_strided(tensor: Tensor, shape: Any, strides: Any, offset: int) -> Tenso
     return _set_meta(META if storage.resizable() else CPU, tensor, storage, offset, shape, strides)
 
 
+_as_strided = _aten.as_strided.default._handle.redispatch_boxed
+_strided = torch._C.TensorBase.as_strided
+_function_modes = torch._C._len_torch_function_stack
+_meta = partial(torch._C._IncludeDispatchKeyGuard, torch._C.DispatchKey.Meta)
 _set_meta = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
@@ -155,7 +196,7 @@ def to_host(tensor: Tensor) -> Tensor:
     if not layout.canonical:
         tensor = builtin.clone(tensor, memory_format=torch.contiguous_format)
         layout = layout_of(tensor)
-    host = transfer.to_host(materialize(tensor.untyped_storage()))
+    host = transfer.to_host(materialize(tensor.untyped_storage(), "the host reads it"))
     out = torch.empty(layout.shape, dtype=layout.dtype)
     if host.size:
         _bytes(out)[:] = host.reshape(-1).view("u1")
@@ -194,6 +235,19 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return builtin.copy_(target, source)
 
 
+def to_copy(source: Tensor, **target: Any) -> Tensor:
+    """``aten::_to_copy``: torch's allocation and copy; a host copy that need not block gets plain memory.
+
+    torch asks page-locked memory for it, which PJRT has not; the values are there on return.
+    """
+    if target.get("non_blocking") and target.get("device", source.device).type == "cpu":
+        target["non_blocking"] = False
+    return _allocate_and_copy(CPU, source, **target)  # type: ignore[no-any-return]
+
+
+_allocate_and_copy = _aten._to_copy.default._handle.redispatch_boxed
+
+
 def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """``aten::_copy_from``."""
     return copy_(target, source, non_blocking)
@@ -210,7 +264,9 @@ def item(tensor: Tensor) -> Any:
     """``aten::_local_scalar_dense``: waits and reads one number."""
     layout = layout_of(tensor)
     if layout.canonical and layout.dtype is not torch.bfloat16:
-        return transfer.to_host(materialize(tensor.untyped_storage())).reshape(-1)[0].item()
+        return (
+            transfer.to_host(materialize(tensor.untyped_storage(), "the host reads it")).reshape(-1)[0].item()
+        )
     return to_host(tensor).reshape(-1)[0].item()
 
 
@@ -219,18 +275,41 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(torch.equal(to_host(a), b.cpu() if b.device.type != "cpu" else b))
 
 
+def is_set_to(tensor: Tensor, other: Tensor) -> bool:
+    """``aten::is_set_to``: the same elements of the same storage."""
+    if tensor.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    return all(
+        getattr(tensor, name)() == getattr(other, name)() for name in ("size", "stride", "storage_offset")
+    )
+
+
+def may_replace(tensor: Tensor, other: Tensor) -> bool:
+    """``aten::_has_compatible_shallow_copy_type``: whether ``tensor.data = other`` may change the device.
+
+    As between CPU and CUDA, so `Module.to` keeps its parameters, the tied ones and an optimizer's.
+    """
+    return all(t.layout is torch.strided and t.device.type in ("cpu", "tpu") for t in (tensor, other))
+
+
+def left_aligned(tensor: Tensor, mask: Tensor) -> bool:
+    """``aten::_nested_tensor_from_mask_left_aligned``: never, so TransformerEncoder keeps its padded batch."""
+    return False
+
+
 def is_pinned(tensor: Tensor, device: Any = None) -> bool:
     """Device memory is never pinned host memory."""
     return False
 
 
 VIEWS = (
-    "as_strided", "view", "view.dtype", "_reshape_alias", "view_as_real", "view_as_complex", "unfold",
-    "_unsafe_view",
+    "view", "view.dtype", "_reshape_alias", "view_as_real", "view_as_complex", "unfold",
+    "_unsafe_view", "_conj", "_neg_view",
 )  # fmt: skip
 SPECIAL: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
+    "as_strided": as_strided,
     "as_strided_": as_strided_,
     "resize_": resize,
     "set_.source_Storage_storage_offset": set_storage_offset,
@@ -238,11 +317,15 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "set_.source_Tensor": set_tensor,
     "set_": set_empty,
     "copy_": copy_,
+    "_to_copy": to_copy,
     "_copy_from": copy_from,
     "_copy_from_and_resize": copy_from_and_resize,
     "_local_scalar_dense": item,
     "equal": equal,
     "is_pinned": is_pinned,
+    "is_set_to": is_set_to,
+    "_nested_tensor_from_mask_left_aligned": left_aligned,
+    "_has_compatible_shallow_copy_type": may_replace,
     "clone": builtin.clone,
 }
 

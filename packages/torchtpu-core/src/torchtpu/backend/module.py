@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from typing import Any
 
 import torch
@@ -25,10 +27,23 @@ def current_device() -> int:
 
 
 def set_device(device: Any) -> None:
-    """Select the current device; only index 0 exists."""
+    """Select the current device: index 0, or the number that a launcher gave this process's device."""
     index = device if isinstance(device, int) else torch.device(device).index or 0
-    if index != 0:
+    if index not in (0, int(os.environ.get("LOCAL_RANK", 0))):
         raise RuntimeError(f"torchtpu: invalid device index {index}; this process has 1 device")
+
+
+class device:
+    """A context that selects a device; index 0 is the only one."""
+
+    def __init__(self, device: Any) -> None:
+        set_device(device)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        return None
 
 
 def _is_in_bad_fork() -> bool:
@@ -40,7 +55,9 @@ def _is_in_bad_fork() -> bool:
 def synchronize(device: Any = None) -> None:
     """Wait until the device has finished all work."""
     from torchtpu.runtime import client
+    from torchtpu.tensors.pending import Pending
 
+    Pending.flush("torch.tpu.synchronize()")
     client.synchronize()
 
 
@@ -136,8 +153,7 @@ def memory_allocated(device: Any = None) -> int:
     stats = _stats()
     if "bytes_in_use" in stats:
         return stats["bytes_in_use"]
-    arrays = client.device().client.live_arrays()
-    now = sum(a.nbytes for a in arrays if not a.is_deleted())
+    now = client.live_bytes()
     _peak[0] = max(_peak[0], now)
     return now
 
@@ -281,15 +297,26 @@ def is_initialized() -> bool:
     return bool(registration._started)
 
 
+# imported when asked for, as they are not needed to register the device
+_LAZY = {
+    "Generator": "torchtpu.tensors.random",
+    "EagerMode": "torchtpu.backend.eager",
+    "set_eager_mode": "torchtpu.backend.eager",
+    "eager_mode": "torchtpu.backend.eager",
+    "Precision": "torchtpu.backend.precision",
+    "precision": "torchtpu.backend.precision",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Generator":
-        from torchtpu.tensors.random import Generator
-
-        return Generator
-    if name in ("EagerMode", "set_eager_mode", "eager_mode"):
-        from torchtpu.backend import eager
-
-        return getattr(eager, name)
+    if name == "_initialized":  # torch.utils.checkpoint keeps the random state of such devices only
+        return is_initialized()
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     if name.startswith("__"):
         raise AttributeError(name)
     from torchtpu.backend import namespaces

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ _libraries: list[torch.library.Library] = []
 _lock = threading.RLock()
 _started: list[bool] = []
 _kernels: dict[Any, Callable[..., Any]] = {}
+_resolved: list[Callable[[], None]] = []  # put the kernels that find their family back in place
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[name-defined,misc]
@@ -30,9 +34,30 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[name-defined,misc]
         return bool(_started)
 
 
+_TYPE = torch._C._autograd.DeviceType.PrivateUse1
+# CPython checks on the way out of this call that no error is set
+_trip = partial(int)
+
+
 class _Guard(torch._C._acc.DeviceGuard):  # type: ignore[name-defined,misc]
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
+        """The device's type; also asked for while torch unwinds, where an error left set ends the process.
+
+        That is the error of an autograd hook. torch then raises SystemError in its place.
+        """
+        try:
+            _trip()
+        except SystemError as error:
+            _report(error.__cause__ or error)
+        return _TYPE
+
+
+def _report(error: BaseException) -> None:
+    """Show an error that its thread cannot raise; nothing may be raised here either."""
+    with suppress(Exception):
+        threading.excepthook(
+            threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+        )
 
 
 def register() -> None:
@@ -51,7 +76,21 @@ def register() -> None:
         boot = torch.library.Library("aten", "IMPL")
         for name in ("empty.memory_format", "empty_strided"):
             boot.impl(name, _booting(name), "PrivateUse1")
-        _libraries.extend([fallback, boot])
+        host = torch.library.Library("aten", "IMPL")
+        host.impl("_pin_memory", _pin_memory, "CPU")
+        _libraries.extend([fallback, boot, host])
+
+
+def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """A copy in plain memory: torch asks the newest accelerator for page-locked memory, and PJRT has none to give.
+
+    CUDA, where there is one, still locks its own.
+    """
+    cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
+    if not cuda:
+        return tensor.clone()
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # torch's own kernel, as for every key but CPU
+    return torch.ops.aten._pin_memory.default.redispatch(key, tensor, "cuda")  # type: ignore[no-any-return]
 
 
 def _booting(name: str) -> Callable[..., Any]:
@@ -69,12 +108,18 @@ def start() -> None:
     with _lock:
         if _started:
             return
+        from torchtpu import modes
         from torchtpu.backend import amp, kernels, serialize
-        from torchtpu.plugins.registry import registry
+        from torchtpu.compile import backend
+        from torchtpu.diagnostics import explain
+        from torchtpu.plugins import probes
+        from torchtpu.plugins.registry import changed, define_operators, registry
         from torchtpu.runtime import client
 
         client.device()  # a platform or a required pack that fails must leave nothing half registered
         registry()
+        explain.install()
+        modes.install()
         special = kernels.table()
         _kernels.update(special)
         _started.append(True)
@@ -84,8 +129,14 @@ def start() -> None:
             if name not in ("empty.memory_format", "empty_strided"):
                 library.impl(name, kernel)
         _register_lowerings(library, special)
+        define_operators()
+        changed += (_forget, partial(_register_lowerings, library, special))
+        probes.install()
+        changed.append(probes.install)
         serialize.register()
         _libraries.extend(amp.register())
+        if "torch._dynamo" in sys.modules:  # importing it takes longer than torch; the backend does
+            backend.register()
 
 
 def _composite(name: str) -> bool:
@@ -111,6 +162,12 @@ def _register_lowerings(library: torch.library.Library, special: dict[str, Any])
             if short not in special and short not in CROSSING and not _composite(f"aten::{short}"):
                 special[short] = True
                 library.impl(short, _resolving(library, short, op))
+    # of these the forms that write come through torch's own kernels, or as calls without a kernel
+    for name in list(registry().decompositions):
+        op, short = overload(name), name.removeprefix("aten::")
+        if name.startswith("aten::") and op is not None and short not in special and not _composite(name):
+            special[short] = True
+            library.impl(short, _resolving(library, short, op))
 
 
 def _short(op: OpOverload) -> str:
@@ -133,16 +190,29 @@ def _relatives(op: OpOverload) -> list[OpOverload]:
 def _resolving(library: torch.library.Library, name: str, op: OpOverload) -> Callable[..., Any]:
     """A kernel that at its first call finds the operator's family and takes itself out of the way."""
 
+    def put(kernel: Callable[..., Any]) -> None:
+        with _lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl(name, kernel, allow_override=True)
+
     def first(*args: Any, **kwargs: Any) -> Any:
         kernel = _kernels.get(op)
         if kernel is None:
             kernel = _kernels[op] = resolve(op)
-            with _lock, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                library.impl(name, kernel, allow_override=True)
+            _resolved.append(lambda: put(first))
+            put(kernel)
         return kernel(*args, **kwargs)
 
     return first
+
+
+def _forget() -> None:
+    """Other packs are in place: resolve every operator anew."""
+    for restore in _resolved:
+        restore()
+    _resolved.clear()
+    for op in [k for k in _kernels if not isinstance(k, str)]:
+        del _kernels[op]
 
 
 def resolve(op: OpOverload) -> Callable[..., Any]:

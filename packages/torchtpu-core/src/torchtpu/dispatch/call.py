@@ -10,18 +10,21 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from torchtpu import config
-from torchtpu.dispatch import fallback, lower
+from torchtpu.dispatch import executor, fallback, lower
 from torchtpu.dispatch.build import Call, Entry, HostOnly, Result, build
-from torchtpu.dispatch.schema import Family, op_name
+from torchtpu.dispatch.schema import Family, functional, op_name, overload
 from torchtpu.dispatch.template import ScalarHole, TensorHole, is_wrapped
-from torchtpu.modes import debug
-from torchtpu.runtime import client, transfer
+from torchtpu.runtime import client, precision, transfer
+from torchtpu.runtime import program as programs
 from torchtpu.tensors import random
 from torchtpu.tensors.layout import tensor_layout
-from torchtpu.tensors.storage import TpuStorage, materialize, new_strided, new_tensor
+from torchtpu.tensors.storage import CPU, TpuStorage, new_strided, new_tensor
 
+_get, _KEY = torch._C._get_obj_in_tls, config.MODE_KEY
 _create = torch._C._acc.create_empty_tensor
-_NUMBERS = (bool, int, float, complex)
+Fast = tuple[Entry, Any, Any]  # the entry, its program's launch (or None) and output handlers
+_NUMBERS = frozenset((bool, int, float, complex))
+BY_PRECISION = "by precision"  # in place of an entry: it is found under (key, precision)
 
 
 class Encoder:
@@ -70,7 +73,7 @@ class _Encoded:
         if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
             self.key.append(len(value))
             return [self.leaf(v, varying) for v in value]
-        if varying and isinstance(value, _NUMBERS):
+        if varying and isinstance(value, bool | int | float | complex):
             return self._scalar(type(value), value)
         self.key.append((value.__class__, value))
         return value
@@ -106,52 +109,100 @@ class _Encoded:
 
 
 def make_call(family: Family) -> Callable[..., Any]:
-    """The PrivateUse1 kernel of an overload that has a lowering."""
+    """The PrivateUse1 kernel of an overload: a pack's decomposition in place of the lowering, or the lowering."""
+    rule = fallback.instead(family.op)
+    if rule is None:
+        return _served(family)
+    return _checked(family, fallback.decomposing(op_name(family.op), rule, _served(family)))
+
+
+def _served(family: Family) -> Callable[..., Any]:
     if family.lowering is None or family.lowering.host:
         return _checked(family, fallback.make(family.op, declared=family.lowering is not None))
-    slow = _slow_call(family)
-    if family.writes or family.hidden or family.lowering.rng:
+    slow = Slow(family)
+    if family.hidden or family.lowering.rng or family.outs or family.base is not None:
         return slow
-    return _fast_call(slow)
+    if not family.writes:
+        return _placed(family, _fast_call(slow))
+    first = family.op._schema.arguments[0].name
+    return _fast_write(slow) if family.writes == (first,) else slow
+
+
+def _placed(family: Family, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``zeros_like`` and its kind may make a tensor on another device, as torch itself does then."""
+    names = [a.name for a in family.op._schema.arguments]
+    if "device" not in names or names[0] != "self":
+        return call
+    elsewhere = family.op._handle.redispatch_boxed
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None and device.type != "tpu":
+            return elsewhere(CPU, *args, **kwargs)
+        return call(*args, **kwargs)
+
+    return kernel
 
 
 def _checked(family: Family, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Debug mode looks at what the host computes, too."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if config.debugging[0] and config.get_mode() == "debug":
-            return debug.run(family, args, kwargs, lambda: kernel(*args, **kwargs))
+        check = executor.check()
+        if check is not None:
+            return check.run(family, args, kwargs, lambda: kernel(*args, **kwargs))
         return kernel(*args, **kwargs)
 
     return call
 
 
-def _fast_call(slow: Any) -> Callable[..., Any]:
-    """Functional operators on one or two tensors: the shortest way that torch's API allows."""
-    cache: dict[Any, Entry] = {}
-    debugging, views = config.debugging, tensor_layout
+def _fast_call(slow: Slow) -> Callable[..., Any]:
+    """Functional operators with one result: the shortest way that torch's API allows."""
+    cache: dict[Any, Fast] = {}
+    slow.caches.append(cache)
+    special, views, varying = config.special, tensor_layout, slow.encoder.varying
+    fused: Any = None
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or debugging[0]:
+        nonlocal fused
+        if kwargs:
             return slow(*args, **kwargs)
+        if special[0]:
+            if special[0] == 2:  # config.FORKED
+                return slow(*args)
+            try:
+                mode = _get(_KEY)
+            except RuntimeError:  # a new thread
+                mode = config.adopt_default()
+            if mode == "fused":
+                fused = fused or executor.fronts["fused"](slow, False)
+                return fused(args)
+            if mode != "strict":
+                return slow(*args)
         key: Any = ()
-        buffers = []
+        buffers: list[Any] = []
+        numbers: Any = ()
         out = learn = None
         try:
-            for a in args:
+            for a, varies in zip(args, varying):  # noqa: B905 - trailing defaults are left out
                 cls = a.__class__
                 if cls is Tensor or cls is Parameter:
                     s = a.untyped_storage()
                     key += (views(a, s.layout) if s.views else s.layout,)
                     buffers.append(s.buffer)
+                elif varies and cls in _NUMBERS:
+                    key += (cls,)
+                    numbers += ((cls, a),)
                 else:
                     key += (cls, a)
-            entry = cache[key]
-            out = entry.execute(buffers).consume_with_handlers(entry.handlers)[0]
+            entry, execute, handlers = cache[key]
+            for number in numbers:
+                buffers.append(transfer.scalar(*number))
+            out = execute(buffers).consume_with_handlers(handlers)[0]
         except KeyError:
-            learn = (cache, key)
+            learn = (cache, key, True)
         except (AttributeError, TypeError):
-            pass  # not on the device, lists, or nothing written yet
+            pass  # not on the device, lists, pending, or nothing written yet
         if out is None:
             return slow(*args, learn=learn)
         layout = entry.results[0].layout  # type: ignore[union-attr]
@@ -160,78 +211,177 @@ def _fast_call(slow: Any) -> Callable[..., Any]:
         storage.__class__ = TpuStorage
         storage.buffer = out
         storage.layout = layout
-        storage.views = storage.shared = False
         return tensor
 
     return call
 
 
-def _slow_call(family: Family) -> Callable[..., Any]:
-    cache: dict[Any, Entry | HostOnly] = {}
-    encoder = Encoder(family)
-    host = fallback.make(family.op, declared=True)
-    mutated = bool(family.writes or family.hidden)
+def _fast_write(slow: Slow) -> Callable[..., Any]:
+    """Operators that write their first tensor and return it, as `_fast_call`."""
+    caches: tuple[dict[Any, Fast], dict[Any, Fast]] = ({}, {})
+    slow.caches.extend(caches)
+    special, views, varying = config.special, tensor_layout, slow.encoder.varying
+    fused: Any = None
 
-    def call(*args: Any, learn: Any = None, **kwargs: Any) -> Any:
-        if config.debugging[0]:
-            client.check_fork()
-        if family.outs:
-            _check_outs(family, args, kwargs)
-        enc = encoder.encode(args, kwargs)
-        shared = tuple(s.shared for s in enc.stores) if mutated else ()
-        key = (*enc.key, shared)
-        entry = cache.get(key)
-        if entry is None:
-            spec = Call(
-                family, enc.tree, enc.named, enc.layouts, enc.places, [k for k, _ in enc.scalars],
-                shared or (True,) * len(enc.stores),
-            )  # fmt: skip
-            entry = cache[key] = _built(family, spec, args, kwargs)
-        if isinstance(entry, HostOnly):
-            return host(*args, **kwargs)
-        if config.debugging[0] and config.get_mode() == "debug":
-            return debug.run(family, args, kwargs, lambda: launch(family, entry, enc, args, kwargs))
-        if learn is not None and entry.direct and not enc.scalars and len(set(enc.places)) == len(enc.places):
-            learn[0][learn[1]] = entry
-        return launch(family, entry, enc, args, kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal fused
+        if kwargs:
+            return slow(*args, **kwargs)
+        if special[0]:
+            if special[0] == 2:  # config.FORKED
+                return slow(*args)
+            try:
+                mode = _get(_KEY)
+            except RuntimeError:  # a new thread
+                mode = config.adopt_default()
+            if mode == "fused":
+                fused = fused or executor.fronts["fused"](slow, True)
+                return fused(args)
+            if mode != "strict":
+                return slow(*args)
+        key: Any = ()
+        buffers: list[Any] = []
+        numbers: Any = ()
+        out = learn = None
+        try:
+            for a, varies in zip(args, varying):  # noqa: B905 - trailing defaults are left out
+                cls = a.__class__
+                if cls is Tensor or cls is Parameter:
+                    s = a.untyped_storage()
+                    key += (views(a, s.layout) if s.views else s.layout,)
+                    buffers.append(s.buffer)
+                elif varies and cls in _NUMBERS:
+                    key += (cls,)
+                    numbers += ((cls, a),)
+                else:
+                    key += (cls, a)
+            target = args[0].untyped_storage()
+            cache = caches[target.shared]
+            _, execute, handlers = cache[key]
+            written = target.buffer
+            for other in buffers[1:]:
+                if other is written:
+                    raise TypeError  # one input of the program, not two
+            for number in numbers:
+                buffers.append(transfer.scalar(*number))
+            out = execute(buffers).consume_with_handlers(handlers)[0]
+        except KeyError:
+            learn = (cache, key, target.shared)
+        except (AttributeError, TypeError):
+            pass
+        if out is None:
+            return slow(*args, learn=learn)
+        target.buffer = out
+        target.shared = False
+        return args[0]
 
     return call
 
 
-def _built(family: Family, spec: Call, args: Any, kwargs: Any) -> Entry | HostOnly:
-    try:
-        return build(spec)
-    except HostOnly as reason:
-        return reason
-    except Exception as error:
-        if config.get_mode() == "debug":
-            raise debug.located(error, family, args, kwargs) from None
-        raise
+class Slow:
+    """Any call: encodes it fully, builds its entry at the first time, and hands it to the mode."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.encoder = Encoder(family)
+        self.entries: dict[Any, Any] = {}  # Entry, HostOnly or BY_PRECISION
+        self.caches: list[dict[Any, Any]] = [self.entries]
+        _calls.append(self)
+        self.host = fallback.make(family.op, declared=True)
+        twin = overload(functional(family.op) or "aten::") if family.outs else None
+        self.store = fallback.storing(family.op, twin) if twin is not None else self.host
+
+    def __call__(self, *args: Any, learn: Any = None, **kwargs: Any) -> Any:
+        """Run the call; ``learn`` is the per-op path's (cache, key) to fill."""
+        if config.special[0]:
+            client.check_fork()
+        family = self.family
+        if family.outs and not _check_outs(family, args, kwargs):
+            return self.store(*args, **kwargs)
+        enc = self.encoder.encode(args, kwargs)
+        entry = self._entry(enc, args, kwargs)
+        if isinstance(entry, HostOnly):
+            return self.host(*args, **kwargs)
+        check = executor.check()
+        if check is not None:
+            return check.run(family, args, kwargs, lambda: self._launch(entry, enc, args, kwargs))
+        result = self._launch(entry, enc, args, kwargs)
+        if learn is not None and entry.simple and len(set(enc.places)) == len(enc.places):
+            _teach(entry, learn)
+        return result
+
+    def simple(self, args: tuple[Any, ...]) -> tuple[Entry, list[TpuStorage]] | None:
+        """The entry and storages of a call with one row-major output; None for any other call."""
+        enc = self.encoder.encode(args, {})
+        entry = self._entry(enc, args, {})
+        return (entry, enc.stores) if isinstance(entry, Entry) and entry.simple else None
+
+    def _entry(self, enc: _Encoded, args: Any, kwargs: Any) -> Entry | HostOnly:
+        key = tuple(enc.key)
+        entry = self.entries.get(key)
+        if entry is BY_PRECISION:
+            entry = self.entries.get((key, precision.current()))
+        if entry is None:
+            kinds = [k for k, _ in enc.scalars]
+            spec = Call(self.family, enc.tree, enc.named, enc.layouts, enc.places, kinds)
+            entry = self._built(spec, args, kwargs)
+            if isinstance(entry, Entry) and entry.precision is not None:
+                self.entries[key], self.entries[key, entry.precision] = BY_PRECISION, entry
+            else:
+                self.entries[key] = entry
+        return entry
+
+    def _built(self, spec: Call, args: Any, kwargs: Any) -> Entry | HostOnly:
+        try:
+            return build(spec)
+        except HostOnly as reason:
+            return reason
+        except Exception as error:
+            check = executor.check()
+            if check is not None:
+                raise check.located(error, self.family, args, kwargs) from None
+            raise
+
+    def _launch(self, entry: Entry, enc: _Encoded, args: Any, kwargs: Any) -> Any:
+        """Run, store the writes and wrap the results."""
+        run = executor.run() if config.special[0] else executor.runs["strict"]
+        if entry.rng:
+            stream = random.stream_of(kwargs.get("generator"))
+            with stream.lock:
+                outputs = run(entry, enc.stores, enc.scalars, stream.take())
+                stream.state = outputs.pop()
+        else:
+            outputs = run(entry, enc.stores, enc.scalars, None)
+        for place, buffer in zip(entry.writes, outputs, strict=False):
+            store = enc.stores[place]
+            store.buffer, store.shared = buffer, False
+        return _returned(self.family, entry, outputs[len(entry.writes) :], args, kwargs)
 
 
-def launch(family: Family, entry: Entry, enc: _Encoded, args: Any, kwargs: Any) -> Any:
-    """Run the program on the call's buffers, store the writes and wrap the results."""
-    inputs, count = [], len(enc.stores)
-    stream = None
-    total = count + len(enc.scalars)
-    for k in entry.program.kept:
-        if k < count:
-            inputs.append(materialize(enc.stores[k]))
-        elif k < total:
-            inputs.append(transfer.scalar(*enc.scalars[k - count]))
-    if entry.rng:
-        stream = random.stream_of(kwargs.get("generator"))
-        with stream.lock:
-            inputs.append(stream.take())
-            outputs = entry.program.run(inputs)
-            stream.state = outputs.pop()
+_calls: list[Slow] = []
+
+
+def _forget() -> None:
+    """Drop every entry; programs that are still in use compile again, or come from the disk."""
+    for call in _calls:
+        for cache in call.caches:
+            cache.clear()
+
+
+programs.forget.append(_forget)
+
+
+def _teach(entry: Entry, learn: Any) -> None:
+    """Let the per-op path serve this key from now on; without a launch while no program fits."""
+    cache, key, shared = learn
+    program = entry.programs.get(() if shared else entry.writes)
+    if program is not None and program.kept == tuple(range(len(entry.avals))):
+        execute = program.execute
+        if entry.precision is not None:
+            execute = precision.guarded(execute, entry.precision)
+        cache[key] = entry, execute, program.handlers
     else:
-        outputs = entry.program.run(inputs)
-    for place, buffer in zip(entry.writes, outputs, strict=False):
-        store = enc.stores[place]
-        store.buffer = buffer
-        store.shared = False
-    return _returned(family, entry, outputs[len(entry.writes) :], args, kwargs)
+        cache[key] = entry, None, None
 
 
 def _wrap(result: Result | None, buffers: list[Any]) -> Tensor | None:
@@ -256,8 +406,8 @@ def _returned(family: Family, entry: Entry, buffers: list[Any], args: Any, kwarg
     return out[0] if len(out) == 1 else (tuple(out) if out else None)
 
 
-def _check_outs(family: Family, args: Any, kwargs: Any) -> None:
-    """Give ``out=`` tensors the shape of the result, as torch's resize of outputs does."""
+def _check_outs(family: Family, args: Any, kwargs: Any) -> bool:
+    """Give ``out=`` tensors the shape of the result, as torch's resize of outputs does; False if unknown."""
     bound = lower.bind(family.op, args, kwargs)
     outs = [bound[n] for n in family.outs]
     rest = {k: v for k, v in bound.items() if k not in family.outs}
@@ -267,7 +417,7 @@ def _check_outs(family: Family, args: Any, kwargs: Any) -> None:
         if isinstance(o, Tensor)
     }
     if len(metas) != len(outs):
-        return
+        return True
 
     def to_meta(v: Any) -> Any:
         if isinstance(v, Tensor) and v.device.type == "tpu":
@@ -279,7 +429,13 @@ def _check_outs(family: Family, args: Any, kwargs: Any) -> None:
     try:
         family.op(**{k: to_meta(v) for k, v in rest.items()}, **metas)
     except NotImplementedError:
-        return
+        return False
     for name, out in zip(family.outs, outs, strict=True):
-        if metas[name].shape != out.shape:
-            out.resize_(metas[name].shape)
+        shape = metas[name].shape
+        if shape != out.shape:
+            if any(v is out for v in rest.values()):  # an in-place form made of this one
+                raise RuntimeError(
+                    f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(shape)}"
+                )
+            out.resize_(shape)
+    return True

@@ -12,7 +12,8 @@ from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
 
-from torchtpu.dispatch.schema import UNLOWERED
+from torchtpu.dispatch import choice
+from torchtpu.dispatch.schema import UNLOWERED, overload
 from torchtpu.dispatch.template import ScalarHole, TensorHole, fill
 from torchtpu.plugins import Lowering
 from torchtpu.tensors.dtypes import to_numpy
@@ -41,6 +42,26 @@ def _promotable(op: OpOverload, metas: dict[str, Any]) -> list[Any]:
     return [c for c in chosen if isinstance(c, torch.Tensor | int | float | complex | bool)]
 
 
+def _type_name(dtype: torch.dtype) -> str:
+    """``Float``, as torch's messages call a dtype."""
+    return torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+
+
+def check_cast(dtype: torch.dtype, target: torch.dtype) -> None:
+    """Raise torch's error if a result of ``dtype`` must not be stored in ``target``."""
+    if not torch.can_cast(dtype, target):
+        raise RuntimeError(
+            f"result type {_type_name(dtype)} can't be cast to the desired output type {_type_name(target)}"
+        )
+
+
+def check_result(op: OpOverload, lowering: Lowering, metas: dict[str, Any], target: torch.dtype) -> None:
+    """`check_cast` for an element-wise operator, as some of torch's meta kernels let it pass."""
+    if lowering.promote is not None:
+        _, result = elementwise_dtypes(*_promotable(op, metas), type_promotion_kind=_KINDS[lowering.promote])
+        check_cast(result, target)
+
+
 def compute_dtype(op: OpOverload, lowering: Lowering, metas: dict[str, Any]) -> Any:
     """The NumPy dtype that torch computes in, by the lowering's promotion rule."""
     args = _promotable(op, metas)
@@ -60,12 +81,13 @@ def apply(op: OpOverload, lowering: Lowering, metas: dict[str, Any], values: dic
     if isinstance(values.get("dtype"), torch.dtype):
         values["dtype"] = to_numpy(values["dtype"])
     positional, keyword = [], {}
-    for arg in op._schema.arguments:
+    arguments = _arguments(op, lowering)
+    for arg in arguments:
         if arg.name in UNLOWERED or arg.is_out:
             continue
         if arg.name not in values:
             break_positional = not arg.kwarg_only
-            if break_positional and not any(_later(op, arg.name, values)):
+            if break_positional and not any(_later(arguments, arg.name, values)):
                 continue
             if break_positional:
                 positional.append(arg.default_value)
@@ -76,18 +98,33 @@ def apply(op: OpOverload, lowering: Lowering, metas: dict[str, Any], values: dic
             positional.append(values[arg.name])
     if lowering.rng:
         keyword["key"] = key
-    return lowering.fn(*positional, **keyword)
+    return choice.call(lowering, arguments, values, (positional, keyword))
 
 
-def _later(op: OpOverload, name: str, values: dict[str, Any]) -> list[bool]:
-    names = [a.name for a in op._schema.arguments if not a.kwarg_only and not a.is_out]
+def _arguments(op: OpOverload, lowering: Lowering) -> list[Any]:
+    """The arguments in the lowering's order, which is that of polygamma also for polygamma_."""
+    own = list(op._schema.arguments)
+    served = overload(lowering.op)
+    theirs = list(served._schema.arguments) if served is not None else own
+    same = {a.name for a in own} == {a.name for a in theirs}
+    return theirs if same else own
+
+
+def _later(arguments: list[Any], name: str, values: dict[str, Any]) -> list[bool]:
+    names = [a.name for a in arguments if not a.kwarg_only and not a.is_out]
     return [n in values for n in names[names.index(name) + 1 :]]
 
 
 def _cast(value: Any, dtype: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_cast(v, dtype) for v in value]
-    return value if value is None or isinstance(value, str) else jnp.asarray(value).astype(dtype)
+    if value is None or isinstance(value, str):
+        return value
+    array = jnp.asarray(value)
+    if array.dtype == jnp.bool_ and jnp.issubdtype(dtype, jnp.inexact):
+        # XLA makes a choice of the product with a converted bool, but 0 * NaN is NaN
+        array = array.astype(jnp.uint8)
+    return array.astype(dtype)
 
 
 def foreach(
@@ -99,21 +136,20 @@ def foreach(
     key: Any,
 ) -> list[Any]:
     """Apply the base operator to each element of the lists."""
+    described = elements(op, base, metas)
+    return [
+        apply(base, lowering, described_one, one, key)
+        for described_one, one in zip(described, elements(op, base, values), strict=True)
+    ]
+
+
+def elements(op: OpOverload, base: OpOverload, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The arguments of ``base`` for each element of a foreach call's lists."""
     names = [a.name for a in op._schema.arguments if not a.is_out]
-    targets = [a.name for a in base._schema.arguments]
+    pairs = [(n, a.name) for n, a in zip(names, base._schema.arguments, strict=False) if n in values]
     listed = {a.name for a in op._schema.arguments if str(a.type).startswith("List")}
-    count = len(values[names[0]])
-    results = []
-    for i in range(count):
-        pick = lambda source, i=i: {  # noqa: E731
-            t: source[n][i] if n in listed else source[n]
-            for n, t in zip(names, targets, strict=False)
-            if n in source
-        }
-        element = pick(values)
-        out = apply(base, lowering, pick(metas), element, key)
-        results.append(out)
-    return results
+    count = len(values[next(n for n in names if n in listed)])
+    return [{t: values[n][i] if n in listed else values[n] for n, t in pairs} for i in range(count)]
 
 
 def bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

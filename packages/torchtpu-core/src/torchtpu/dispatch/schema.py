@@ -21,6 +21,13 @@ TWINS = {
     "aten::bernoulli_.float": "aten::bernoulli.p",
     "aten::bernoulli_.Tensor": "aten::bernoulli.Tensor",
     "aten::_index_put_impl_": "aten::index_put",
+    "aten::__ilshift__.Tensor": "aten::__lshift__.Tensor",
+    "aten::__ilshift__.Scalar": "aten::__lshift__.Scalar",
+    "aten::__irshift__.Tensor": "aten::__rshift__.Tensor",
+    "aten::__irshift__.Scalar": "aten::__rshift__.Scalar",
+    # both forms write the running statistics
+    "aten::_native_batch_norm_legit.out": "aten::_native_batch_norm_legit",
+    "aten::_batch_norm_with_update.out": "aten::_batch_norm_with_update",
 }
 # torch's kernels write these arguments although the schema does not say so; the lowering returns
 # their new values after its results.
@@ -78,15 +85,25 @@ def functional(op: OpOverload) -> str | None:
         return TWINS[name]
     schema = op._schema
     if any(a.is_out for a in schema.arguments):
-        wanted = _signature(op)
-        packet = op._overloadpacket
-        for variant in packet.overloads():
-            other = getattr(packet, variant)
-            if not other._schema.is_mutable and _signature(other) == wanted:
-                return op_name(other)
-        return None
+        return _matching(op, op._overloadpacket)
     base, _, variant = name.partition(".")
-    return (base[:-1] + (f".{variant}" if variant else "")) if base.endswith("_") else None
+    if not base.endswith("_"):
+        return None
+    twin = base[:-1] + (f".{variant}" if variant else "")
+    # some overloads are named otherwise: pow_.Scalar and pow.Tensor_Scalar
+    packet = getattr(torch.ops.aten, base.removeprefix("aten::")[:-1], None)
+    known = packet is None or overload(twin) is not None
+    return twin if known else (_matching(op, packet) or twin)
+
+
+def _matching(op: OpOverload, packet: Any) -> str | None:
+    """The functional overload in ``packet`` that takes the same arguments."""
+    wanted = _signature(op)
+    for variant in packet.overloads():
+        other = getattr(packet, variant)
+        if not other._schema.is_mutable and _signature(other) == wanted:
+            return op_name(other)
+    return None
 
 
 _ELEMENT = {"List[Tensor]": "Tensor", "List[number]": "number"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torchtpu import config
 from torchtpu.dispatch import lower
 from torchtpu.dispatch.schema import UNLOWERED, op_name
-from torchtpu.runtime import client
-
-_INTERNAL = ("/torch/", "/torchtpu/", "/torchtpu_ops/", "/torchtpu_kernels/", "/torchtpu_dist/", "/jax/")
-
-
-def user_frame() -> str:
-    """``file:line`` of the innermost frame that is neither torch's, jax's nor ours."""
-    for frame in reversed(traceback.extract_stack(sys._getframe(1))):
-        if not any(part in frame.filename.replace("\\", "/") for part in _INTERNAL):
-            return f"{frame.filename}:{frame.lineno}"
-    return "<unknown>"
+from torchtpu.errors import user_frame
 
 
 def _shapes(args: Any, kwargs: Any) -> str:
@@ -87,7 +75,6 @@ def _validate(family: Any, args: Any, kwargs: Any) -> None:
 
 def run(family: Any, args: Any, kwargs: Any, launch: Callable[[], Any]) -> Any:
     """Check the indices, launch, wait, check the results for new NaN and Inf."""
-    client.check_fork()
     try:
         with torch.no_grad(), config.mode("strict"):
             _validate(family, args, kwargs)

@@ -17,11 +17,13 @@ from torchtpu.plugins.records import (
     ShardingRule,
     TensorSpec,
 )
+from torchtpu.plugins.selection import Decision, decisions
 
 __all__ = [
     "CallSpec",
     "Check",
     "Collective",
+    "Decision",
     "Decomposition",
     "Finding",
     "GraphPass",
@@ -33,5 +35,6 @@ __all__ = [
     "Probe",
     "ShardingRule",
     "TensorSpec",
+    "decisions",
     "hookimpl",
 ]

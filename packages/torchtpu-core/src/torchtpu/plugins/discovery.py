@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,9 +13,10 @@ from typing import Any
 import pluggy
 
 from torchtpu.errors import PackApiError, PackError
-from torchtpu.plugins import hookspecs
+from torchtpu.plugins import hookspecs, newop
+from torchtpu.plugins.fingerprint import fingerprint
 from torchtpu.plugins.pack import PACK_API, Pack, check_api
-from torchtpu.plugins.records import Origin
+from torchtpu.plugins.records import Lowering, Origin
 
 PREFIX = "torchtpu.packs."
 GROUP = f"{PREFIX}v{PACK_API[0]}"
@@ -61,16 +62,13 @@ def entry_points() -> list[Any]:
     return [found[key] for key in sorted(found)]
 
 
-def _fingerprint(point: Any) -> str:
-    text = point.dist.read_text("RECORD") if point.dist is not None else None
-    return hashlib.sha256((text or "").encode()).hexdigest()[:16]
-
-
 def _status(point: Any) -> Status:
     dist = point.dist
     name, version = (dist.name, dist.version) if dist is not None else ("?", "?")
     status = Status(point.name, name, version, point.group, point.value)
-    status.origin = Origin(distribution=name, version=version, fingerprint=_fingerprint(point))
+    status.origin = Origin(
+        distribution=name, version=version, fingerprint=fingerprint(point), pack=point.name
+    )
     return status
 
 
@@ -123,8 +121,8 @@ def _records(plugin: Any, status: Status) -> dict[str, list[Any]]:
 
 
 def _stamped(record: Any, status: Status) -> Any:
-    import dataclasses
-
+    if isinstance(record, Lowering) and record.schema is not None:
+        newop.check(record.schema)
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         raise TypeError(f"a hook returned {record!r}, not a record")
     return dataclasses.replace(record, origin=status.origin)
@@ -139,6 +137,15 @@ def _fail(status: Status, state: str, reason: str, remedy: str) -> None:
     warnings.warn(f"torchtpu: {text}; it is skipped", stacklevel=2)
 
 
+def refused_operator(record: Lowering, error: Exception) -> None:
+    """Tell that torch does not take a pack's new operator; an error when failures are."""
+    origin = record.origin or Origin(distribution="?", version="?")
+    text = f"operator {record.op} of {origin.distribution} {origin.version} cannot be defined: {error}"
+    if strict():
+        raise PackError(text) from error
+    warnings.warn(f"torchtpu: {text} (rename it, or remove one of its owners)", stacklevel=2)
+
+
 def conflict(status: Status, reason: str) -> None:
     """Mark a loaded pack as broken because it collides with another."""
-    _fail(status, "broken", reason, "remove one of the two, or set replaces= in the record")
+    _fail(status, "broken", reason, "remove one of the two, or set replaces= in a lowering that should win")

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from torchtpu.errors import PackApiError
 from torchtpu.plugins.hookspecs import hookimpl
+from torchtpu.plugins.newop import NewOp, name_of
 from torchtpu.plugins.records import (
     CallSpec,
     Check,
@@ -86,13 +87,24 @@ class Pack:
 
         return register
 
-    def op(self, schema: str, *, sharding: str | None = None) -> Callable[[Callable[..., Any]], Any]:
-        """Define a new torch operator from its schema; gives back a torch callable with ``.reference``."""
-        from torchtpu.plugins.newop import NewOp
+    def op(
+        self,
+        schema: str,
+        *,
+        sharding: str | None = None,
+        static: tuple[str, ...] = (),
+        dtypes: tuple[str, ...] | None = None,
+    ) -> Callable[[Callable[..., Any]], NewOp]:
+        """Define a new torch operator from its schema; gives back a torch callable with ``.reference``.
 
-        def register(fn: Callable[..., Any]) -> Any:
-            name = schema.split("(")[0].strip()
-            self.lowerings.append(Lowering(op=name, fn=fn, schema=schema, sharding=sharding))
+        The decorated JAX function defines its values, shapes and gradients on every device. Raises ValueError
+        for a schema that writes or aliases its arguments.
+        """
+        name = name_of(schema)
+
+        def register(fn: Callable[..., Any]) -> NewOp:
+            record = Lowering(op=name, fn=fn, schema=schema, sharding=sharding, static=static, dtypes=dtypes)
+            self.lowerings.append(record)
             return NewOp(schema, fn)
 
         return register
@@ -115,7 +127,8 @@ class Pack:
         platforms: tuple[str, ...] = ("tpu",),
         generations: tuple[str, ...] | None = None,
         priority: int = 0,
-        vjp: str = "reference",
+        vjp: str | None = "reference",
+        interpret: bool = True,
     ) -> Callable[[Callable[[CallSpec], str | None]], Callable[[CallSpec], str | None]]:
         """Register ``fn`` as a kernel; the decorated predicate says why it cannot serve a call, or None."""
 
@@ -129,6 +142,7 @@ class Pack:
                 generations=generations,
                 priority=priority,
                 vjp=vjp,
+                interpret=interpret,
             )
             self.kernels.append(record)
             return unsuitable

@@ -13,11 +13,12 @@ PromoteKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a record came from: distribution name, its version and a content fingerprint."""
+    """Where a record came from: distribution and version, a content fingerprint, and the pack's name."""
 
     distribution: str
     version: str
     fingerprint: str = ""
+    pack: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,10 @@ class TensorSpec:
 class CallSpec:
     """One operator call without data, as predicates see it.
 
-    ``args`` maps each schema name to a :class:`TensorSpec`, a list of them, or a static value.
-    ``target`` names the platform (``cpu``, ``tpu``, ``cuda``), ``generation`` the chip or None.
+    ``args`` maps each schema name to a :class:`TensorSpec`, a list of them, or a static value; a number
+    that may vary without a new program is a :class:`TensorSpec` of shape ``()``, a dtype its name.
+    ``target`` names the platform (``cpu``, ``tpu``, ``cuda``), ``generation`` the chip (``v5e``) or None.
+    ``training`` says that the same program must also give the gradient.
     """
 
     op: str
@@ -83,7 +86,10 @@ class Decomposition:
 class Kernel:
     """A faster implementation of an operator that already has a lowering.
 
-    ``fn`` is a callable or ``"module:attribute"``; ``unsuitable`` says why not, or None.
+    ``fn`` is a callable or ``"module:attribute"`` with the lowering's arguments; ``unsuitable`` says why it
+    cannot serve a call, or None. ``priority`` decides among kernels: 0 for third parties, 100 for those
+    that ship with torchtpu. ``vjp`` is ``"reference"`` where the lowering's gradient serves, or None where
+    the kernel has none. ``interpret`` says that the kernel also runs in Pallas' interpret mode.
     """
 
     op: str
@@ -93,7 +99,7 @@ class Kernel:
     platforms: tuple[str, ...] = ("tpu",)
     generations: tuple[str, ...] | None = None
     priority: int = 0
-    vjp: str = "reference"
+    vjp: str | None = "reference"
     interpret: bool = True
     origin: Origin | None = None
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from torchtpu.plugins import discovery
+from torchtpu.plugins import discovery, newop
 from torchtpu.plugins.discovery import Status
 from torchtpu.plugins.pack import Pack
-from torchtpu.plugins.records import Decomposition, GraphPass, Kernel, Lowering, Namespace
+from torchtpu.plugins.records import Decomposition, GraphPass, Kernel, Lowering, Namespace, Origin
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Registry:
 
 _lock = threading.RLock()
 _state: dict[str, Any] = {}
+changed: list[Callable[[], None]] = []  # called when `use` puts other packs in place
 
 
 def registry() -> Registry:
@@ -55,9 +56,14 @@ def normal(op: str) -> str:
 
 
 def build(found: list[Status]) -> Registry:
-    """Make the tables; a pack that collides with an earlier one is marked broken and left out."""
+    """Make the tables; a pack that collides with an earlier one is marked broken and left out.
+
+    This family's packs come first, so that no other pack's name puts them at fault.
+    """
     lowerings: dict[str, Lowering] = {}
-    kept = [s for s in found if s.state == "loaded" and _merge(s, lowerings)]
+    named: dict[tuple[str, str], Any] = {}
+    found = sorted(found, key=lambda s: (not s.distribution.startswith("torchtpu-"), s.distribution, s.name))
+    kept = [s for s in found if s.state == "loaded" and _distinct(s, named) and _merge(s, lowerings, named)]
 
     def gather(hook: str) -> list[Any]:
         return [r for s in kept for r in s.records.get(hook, ())]
@@ -65,34 +71,79 @@ def build(found: list[Status]) -> Registry:
     kernels: dict[str, list[Kernel]] = {}
     for kernel in gather("torchtpu_kernels"):
         kernels.setdefault(normal(kernel.op), []).append(kernel)
-    ranked = {
-        op: tuple(sorted(ks, key=lambda k: (-k.priority, k.origin.distribution if k.origin else "", k.name)))
-        for op, ks in kernels.items()
-    }
     names = ("torchtpu_sharding_rules", "torchtpu_collectives", "torchtpu_probes", "torchtpu_checks")
     return Registry(
         lowerings=MappingProxyType(lowerings),
         decompositions=MappingProxyType({normal(d.op): d for d in gather("torchtpu_decompositions")}),
-        kernels=MappingProxyType(ranked),
+        kernels=MappingProxyType({op: tuple(found) for op, found in kernels.items()}),
         passes=tuple(ordered(gather("torchtpu_graph_passes"))),
         namespaces=MappingProxyType({n.name: n for n in gather("torchtpu_namespaces")}),
         others=MappingProxyType({name: tuple(gather(name)) for name in names}),
     )
 
 
-def _merge(status: Status, lowerings: dict[str, Lowering]) -> bool:
-    """Add a pack's lowerings; False if one collides without ``replaces``."""
+def _named(status: Status) -> dict[tuple[str, str], Any]:
+    """The pack's records of which there may be one of each name."""
+    records = status.records
+    found: dict[tuple[str, str], Any] = {}
+    for decomposition in records.get("torchtpu_decompositions", ()):
+        found["decomposition", normal(decomposition.op)] = decomposition
+    for item in records.get("torchtpu_namespaces", ()):
+        found["namespace", item.name] = item
+    for item in records.get("torchtpu_graph_passes", ()):
+        found["graph pass", item.name] = item
+    return found
+
+
+def _distinct(status: Status, named: Mapping[tuple[str, str], Any]) -> bool:
+    """Whether the pack's names are free and its passes fit among those of the packs before it."""
+    mine = _named(status)
+    for kind, name in mine:
+        other = named.get((kind, name))
+        if other is not None:
+            owner = other.origin.distribution if other.origin is not None else None
+            discovery.conflict(status, f"its {kind} {name} collides with the one of {owner}")
+            return False
+    passes = [item for (kind, _), item in {**named, **mine}.items() if kind == "graph pass"]
+    try:
+        ordered(passes)
+    except ValueError as error:
+        discovery.conflict(status, str(error))
+        return False
+    return True
+
+
+def _merge(status: Status, lowerings: dict[str, Lowering], named: dict[tuple[str, str], Any]) -> bool:
+    """Add a pack's lowerings and names; False if a lowering collides without ``replaces``."""
     mine: dict[str, Lowering] = {}
-    for record in status.records.get("torchtpu_lowerings", ()):
+    own = status.records.get("torchtpu_lowerings", ())
+    derived = [d for record in own if record.schema is not None for d in newop.derivatives(record)]
+    given = {normal(record.op) for record in own}
+    for record in [*own, *(d for d in derived if d.op not in given)]:
         op = normal(record.op)
         other = mine.get(op) or lowerings.get(op)
         owner = other.origin.distribution if other is not None and other.origin is not None else None
+        if other is not None and other.replaces == status.distribution and op not in mine:
+            continue
         if other is not None and record.replaces != owner:
             discovery.conflict(status, f"its lowering of {op} collides with the one of {owner}")
             return False
         mine[op] = record
     lowerings.update(mine)
+    named.update(_named(status))
     return True
+
+
+def define_operators() -> None:
+    """Define every new operator of the packs with torch; one that torch refuses is told and left out."""
+    for record in registry().lowerings.values():
+        if (
+            record.schema is not None and "(Tensor[] grads" not in record.schema
+        ):  # derivatives come when they are needed
+            try:
+                newop.define(record.schema, record.fn)
+            except (RuntimeError, ValueError) as error:
+                discovery.refused_operator(record, error)
 
 
 def ordered(passes: list[GraphPass]) -> list[GraphPass]:
@@ -117,16 +168,24 @@ def ordered(passes: list[GraphPass]) -> list[GraphPass]:
 
 @contextmanager
 def use(packs: dict[str, Pack]) -> Iterator[Registry]:
-    """Run a block with these packs only, for tests; kernels of earlier calls stay as they are."""
+    """Run a block with these packs only, for tests."""
     found = []
     for name, pack in packs.items():
         status = Status(name, name, "0", discovery.GROUP, "")
+        status.origin = Origin(distribution=name, version="0", pack=name)
         discovery._load(status, lambda pack=pack: pack)  # type: ignore[misc]
         found.append(status)
     before = dict(_state)
     _state.update(statuses=found, registry=build(found))
+    _tell_changed()
     try:
         yield _state["registry"]
     finally:
         _state.clear()
         _state.update(before)
+        _tell_changed()
+
+
+def _tell_changed() -> None:
+    for forget in changed:
+        forget()

@@ -22,10 +22,13 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class Layout:
     """A view of a buffer: sizes, strides and offset in elements of ``dtype``.
 
-    ``base`` is the buffer's own layout (itself for a canonical one).
+    ``base`` is the buffer's own layout (itself for a canonical one). ``conj`` and ``neg`` are torch's
+    lazy conjugate and negative: what is read or written is the conjugate, the negative of the bytes.
     """
 
-    __slots__ = ("base", "canonical", "dtype", "nbytes", "np_dtype", "offset", "shape", "strides")
+    __slots__ = (
+        "base", "canonical", "conj", "dtype", "nbytes", "neg", "np_dtype", "offset", "shape", "strides",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -34,7 +37,9 @@ class Layout:
         strides: tuple[int, ...],
         offset: int,
         dtype: torch.dtype,
+        flags: int = 0,
     ) -> None:
+        self.conj, self.neg = bool(flags & 1), bool(flags & 2)
         self.base: Layout = base or self
         self.canonical = base is None
         self.shape, self.strides, self.offset, self.dtype = shape, strides, offset, dtype
@@ -61,13 +66,17 @@ def buffer_layout(shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
 def tensor_layout(tensor: torch.Tensor, base: Layout) -> Layout:
     """The layout of ``tensor`` on a buffer of layout ``base``."""
     shape, dtype = tensor.shape, tensor.dtype
-    if dtype is base.dtype and shape == base.shape and tensor.is_contiguous() and not tensor.storage_offset():
+    flags = tensor.is_conj() + 2 * tensor.is_neg()
+    if (
+        dtype is base.dtype
+        and shape == base.shape
+        and not flags
+        and tensor.is_contiguous()
+        and not tensor.storage_offset()
+    ):
         return base
-    flags = (tensor.is_conj(), tensor.is_neg()) if dtype.is_complex or tensor.is_neg() else None
-    if flags and any(flags):
-        raise RuntimeError("torchtpu: lazy conjugate or negative views must be resolved before dispatch")
-    key = (base, shape, tensor.stride(), tensor.storage_offset(), dtype)
+    key = (base, shape, tensor.stride(), tensor.storage_offset(), dtype, flags)
     found = _views.get(key)
     if found is None:
-        found = _views.setdefault(key, Layout(base, tuple(shape), key[2], key[3], dtype))
+        found = _views.setdefault(key, Layout(base, tuple(shape), key[2], key[3], dtype, flags))
     return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
 
 from torchtpu.runtime import client, transfer
 from torchtpu.tensors.layout import Layout, buffer_layout, tensor_layout
+from torchtpu.tensors.pending import Pending, resolve
 
 _create = torch._C._acc.create_empty_tensor
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
@@ -25,8 +27,8 @@ class TpuStorage(UntypedStorage):
 
     buffer: Any
     layout: Layout
-    views: bool
-    shared: bool
+    views: bool = False
+    shared: bool = False
 
     def nbytes(self) -> int:
         """Size in bytes."""
@@ -42,7 +44,7 @@ class TpuStorage(UntypedStorage):
     def resize_(self, size: int) -> TpuStorage:
         """Resize to ``size`` bytes, keeping the common prefix; 0 frees the memory."""
         if size != self.layout.nbytes:
-            old, was = self.buffer, self.layout
+            old, was = resolve(self.buffer, "a storage changes its size"), self.layout
             self.layout, self.buffer, self.views = buffer_layout((size,), torch.uint8), None, True
             common = min(size, was.nbytes)
             if old is not None and common:
@@ -61,7 +63,7 @@ class TpuStorage(UntypedStorage):
         """A new storage with the same bytes."""
         fresh = new_tensor(self.layout).untyped_storage()
         if self.buffer is not None:
-            fresh.buffer = transfer.duplicate(self.buffer)
+            fresh.buffer = transfer.duplicate(materialize(self, "a storage is copied"))
         fresh.views = self.views
         return fresh
 
@@ -81,11 +83,26 @@ class TpuStorage(UntypedStorage):
     def __deepcopy__(self, memo: dict[int, Any]) -> TpuStorage:
         """One copy per storage and deepcopy call, so that aliases stay aliases."""
         done: dict[int, Any] = memo.setdefault("torch", {})  # type: ignore[call-overload]
-        if self._cdata not in done:
-            fresh = self.clone()
-            fresh.__class__ = UntypedStorage  # torch's deepcopy wants this very class; `revive` undoes it
-            done[self._cdata] = fresh
-        return done[self._cdata]  # type: ignore[no-any-return]
+        fresh = done.get(self._cdata)
+        if fresh is None:
+            fresh = done[self._cdata] = self.clone()
+        # torch's deepcopy wants this very class, for every alias; `revive` undoes it
+        fresh.__class__ = UntypedStorage
+        fresh.known = memo, id(self)
+        return fresh  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return _from_bytes, (bytes(self.cpu()),)
+
+    def _write_file(self, file: Any, direct: bool, save_size: bool, item: int) -> None:
+        """What pickle and the legacy torch.save call; torch's own would read the made-up address."""
+        self.cpu()._write_file(file, direct, save_size, item)  # type: ignore[attr-defined]
+
+    def _set_from_file(self, file: Any, offset: Any, direct: bool, item: int) -> TpuStorage:
+        """What unpickling and torch.load of a legacy file call."""
+        host = UntypedStorage(self.layout.nbytes)
+        host._set_from_file(file, offset, direct, item)  # type: ignore[attr-defined]
+        return self.copy_(host)
 
     def tolist(self) -> list[int]:
         """The bytes as Python integers."""
@@ -102,8 +119,8 @@ def new_tensor(layout: Layout, buffer: Any = None) -> Tensor:
     storage.__class__ = TpuStorage
     storage.buffer = buffer
     storage.layout = layout
-    storage.views = False
-    storage.shared = False
+    if not layout.nbytes:  # torch's maker multiplies sizes of 0 into the strides
+        return strided(tensor, layout.shape, layout.strides)
     return tensor
 
 
@@ -146,12 +163,14 @@ def layout_of(tensor: Tensor) -> Layout:
     return tensor_layout(tensor, storage.layout) if storage.views else storage.layout
 
 
-def materialize(storage: TpuStorage) -> Any:
-    """The storage's buffer; allocates zeros if nothing was written yet."""
+def materialize(storage: TpuStorage, reason: str = "a program outside the graph reads it") -> Any:
+    """The storage's array; runs what is pending and allocates zeros if nothing was written yet."""
     buffer = storage.buffer
     if buffer is None:
         client.check_fork()
         buffer = storage.buffer = transfer.zeros(storage.layout.shape, storage.layout.np_dtype)
+    elif buffer.__class__ is Pending:
+        buffer = storage.buffer = buffer.get(reason)
     return buffer
 
 
@@ -164,14 +183,23 @@ def raw_storage(nbytes: int) -> TpuStorage:
     storage = torch._C._construct_storage_from_data_pointer(address, torch.device("tpu", 0), nbytes)
     storage.__class__ = TpuStorage
     storage.layout, storage.buffer = buffer_layout((nbytes,), torch.uint8), None
-    storage.views, storage.shared = True, False
+    storage.views = True
     return storage  # type: ignore[no-any-return]
+
+
+def _from_bytes(raw: bytes) -> TpuStorage:
+    """A device storage with these bytes."""
+    storage = raw_storage(len(raw))
+    storage.buffer = transfer.put(np.frombuffer(raw, np.uint8).copy())
+    return storage
 
 
 def revive(storage: Any) -> Any:
     """Give a storage that went through torch's deepcopy its class back."""
     if type(storage) is UntypedStorage and "layout" in storage.__dict__:
         storage.__class__ = TpuStorage
+        memo, key = storage.__dict__.pop("known")
+        memo.pop(key, None)  # the next alias has to pass `TpuStorage.__deepcopy__` again
     return storage
 
 
@@ -182,5 +210,5 @@ def adopt(tensor: Tensor) -> TpuStorage:
         size = storage.nbytes()
         storage.__class__ = TpuStorage
         storage.layout = buffer_layout((size,), torch.uint8)
-        storage.buffer, storage.views, storage.shared = None, True, False
+        storage.buffer, storage.views = None, True
     return storage

@@ -117,10 +117,18 @@ def _expand(buffer: jax.Array, axes: list[Axis]) -> jax.Array:
     return x.reshape(tuple(f for a in axes for f in a.factors))
 
 
+def _lazily(x: jax.Array, layout: Layout) -> jax.Array:
+    """The lazy conjugate and negative of ``layout``; each undoes itself."""
+    x = jnp.conj(x) if layout.conj else x
+    return -x if layout.neg else x
+
+
 def read(buffer: jax.Array, layout: Layout) -> jax.Array:
     """The elements that ``layout`` selects from its base buffer, in the view's shape."""
-    if layout.canonical:
-        return buffer
+    return buffer if layout.canonical else _lazily(_read(buffer, layout), layout)
+
+
+def _read(buffer: jax.Array, layout: Layout) -> jax.Array:
     x = reinterpret(buffer, layout.np_dtype)
     if math.prod(layout.shape) == 0:
         return jnp.zeros(layout.shape, layout.np_dtype)
@@ -143,6 +151,7 @@ def write(buffer: jax.Array, layout: Layout, value: jax.Array) -> jax.Array:
         return value
     if math.prod(layout.shape) == 0:
         return buffer
+    value = _lazily(value, layout)
     x = reinterpret(buffer, layout.np_dtype)
     axes = factor(x.shape, layout)
     if axes is None or any(n > 1 and s == 0 for n, s in zip(layout.shape, layout.strides, strict=True)):
@@ -186,11 +195,8 @@ def _plain_dtype(dtype: np.dtype) -> np.dtype:
 
 def _to_plain(x: jax.Array) -> jax.Array:
     if x.dtype.kind == "c":
-        return (
-            jnp.stack([x.real, x.imag], -1).reshape(*x.shape[:-1], -1)
-            if x.ndim
-            else jnp.stack([x.real, x.imag])
-        )
+        pairs = jnp.stack([x.real, x.imag], -1)
+        return pairs.reshape(*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else pairs
     return x.astype(np.uint8) if x.dtype == np.bool_ else x
 
 

@@ -1,0 +1,102 @@
+"""``torch.compile(backend="tpu")``: Dynamo's graphs through AOTAutograd into XLA programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import fx
+
+# Known to scripts written for torch_tpu; they change how that package compiles, not what is computed.
+IGNORED = frozenset({"async_compile", "serializable"})
+OPTIONS = frozenset({"bucket_size", "debug_callback", "num_dynamic_buckets", "xla_options"})
+Callback = Callable[[fx.GraphModule, Sequence[Any]], None]
+
+
+def backend(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph.
+
+    ``options``: ``debug_callback(graph_module, example_inputs)`` sees each ATen graph before it is
+    lowered, ``xla_options`` are handed to XLA. ``mode`` (torch's preset of Inductor options) changes nothing.
+    A size that varies is rounded up to a multiple of ``bucket_size``, else to a power of two; after
+    ``num_dynamic_buckets`` of these (4) a size goes into a larger one that is there.
+    """
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    from torchtpu.compile.decompose import decompositions
+
+    torch.empty(0, device="tpu")  # starts the device
+    register()
+    chosen = _checked(options or {})
+    buckets = _buckets(chosen)  # one for all graphs, as values go from forward to backward padded
+    compiler = partial(_compile, options=chosen, buckets=buckets)
+    return aot_autograd(  # type: ignore[no-any-return]
+        fw_compiler=partial(compiler, "forward"),
+        bw_compiler=partial(compiler, "backward"),
+        inference_compiler=partial(compiler, "inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
+    )(module, inputs)
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = options.keys() - OPTIONS - IGNORED
+    if unknown:
+        raise ValueError(
+            f"torchtpu: torch.compile got unknown options {sorted(unknown)}; known: {sorted(OPTIONS | IGNORED)}"
+        )
+    return options
+
+
+def _buckets(options: dict[str, Any]) -> Any:
+    from torchtpu.compile.buckets import Buckets
+
+    found = {name: options.get(name) for name in ("num_dynamic_buckets", "bucket_size")}
+    for name, value in found.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"torchtpu: {name} must be a positive integer, not {value!r}")
+    return Buckets(found["num_dynamic_buckets"], found["bucket_size"])
+
+
+def _compile(
+    kind: str, module: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any], buckets: Any
+) -> Callable[[list[Any]], list[Any]]:
+    from torchtpu.compile.graph import (
+        Graph,  # imports jax, which the device's start must choose a platform for
+    )
+
+    callback: Callback | None = options.get("debug_callback")
+    if callback is not None:
+        callback(module, inputs)
+    return Graph(module, kind, options.get("xla_options") or {}, buckets)
+
+
+# Eager kernels run under Dynamo's frame evaluation after a graph break; it must not look into them.
+_OPAQUE = (
+    "torchtpu.backend", "torchtpu.compile", "torchtpu.dispatch", "torchtpu.modes", "torchtpu.runtime",
+    "torchtpu.tensors", "torchtpu.interop", "jax", "jaxlib", "ml_dtypes",
+)  # fmt: skip
+
+
+@cache
+def register() -> None:
+    """Tell Dynamo the name "tpu", also where it does not see our entry point, and what not to trace."""
+    import torch._dynamo
+    from torch._dynamo import trace_rules
+
+    for name in _OPAQUE:
+        trace_rules.add(name)
+    try:
+        torch._dynamo.register_backend(backend, name="tpu")
+    except AssertionError:  # the entry point was first
+        return
