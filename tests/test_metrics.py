@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+# packages/_template is a part of core, seen from there
+FILES = sorted(ROOT.glob("packages/[!_]*/src/**/*.py"))
 PACKAGES = sorted({path.relative_to(ROOT).parts[1] for path in FILES})
 FILE_LINES, FUNCTION_LINES, FUNCTION_P95 = 500, 80, 35
 LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

@@ -1,6 +1,9 @@
 """What PyTorch users expect beyond values: errors, promotion, strides, out=, scalars, threads, memory."""
 
+import os
 import threading
+import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -94,11 +97,12 @@ def test_varying_scalars_do_not_compile():
 
 def test_view_inputs_cost_no_launch():
     x = torch.randn(6, 8, device="tpu")
-    x.t() + x.t()
-    before = program.launches[0]
-    x.t() + x.t()
-    x[1:3].add_(1)
-    assert program.launches[0] - before == 2
+    with torchtpu.mode("strict"):
+        x.t() + x.t()
+        before = program.launches[0]
+        x.t() + x.t()
+        x[1:3].add_(1)
+        assert program.launches[0] - before == 2
 
 
 def test_mixed_devices_is_an_error():
@@ -169,7 +173,7 @@ def test_out_of_memory_is_torchs_error():
 
 
 def test_modes_nest_and_reject():
-    assert torchtpu.get_mode() == "strict"
+    assert torchtpu.get_mode() == os.environ.get("TORCHTPU_MODE", "strict")
     with torchtpu.mode("debug"):
         with torchtpu.mode("strict"):
             assert torchtpu.get_mode() == "strict"
@@ -232,3 +236,51 @@ def test_dataloader_with_fork_workers():
         data, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60
     )
     assert sum(batch.to("tpu").sum().item() for (batch,) in loader) == 66
+
+
+@pytest.mark.parametrize(
+    "make", [torch.ones, torch.randn, torch.empty, torch.arange], ids=lambda f: f.__name__
+)
+def test_another_device_is_an_error_for_every_factory(make):
+    with pytest.raises(RuntimeError, match="invalid device tpu:1"):
+        make(3, device="tpu:1")
+
+
+def test_pinned_memory_is_asked_for_in_vain_and_without_an_error():
+    x = torch.randn(3, 4)
+    pinned = x.pin_memory()
+    assert pinned.equal(x) and pinned.data_ptr() != x.data_ptr()
+    loader = torch.utils.data.DataLoader(torch.arange(6.0), batch_size=3, pin_memory=True, num_workers=1)
+    assert [b.to("tpu", non_blocking=True).sum().item() for b in loader] == [3.0, 12.0]
+
+
+def test_a_host_copy_that_need_not_block_has_its_values_on_return():
+    x = torch.arange(6.0).reshape(2, 3)
+    moved = x.to("tpu").t().to("cpu", torch.float64, non_blocking=True)
+    assert torch.equal(moved, x.t().double()) and moved.stride() == (1, 3)
+    layer = torch.nn.Linear(2, 2).to("tpu")
+    assert layer.to("cpu", non_blocking=True).weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused", "debug"])
+def test_a_factory_like_a_tensor_goes_where_it_is_told(mode):
+    x = torch.ones(2, 3, device="tpu")
+    with torchtpu.mode(mode):
+        for make in (torch.zeros_like, torch.ones_like, partial(torch.full_like, fill_value=4)):
+            assert make(x).device.type == make(x, device="tpu").device.type == "tpu"
+            assert make(x, device="meta").device.type == "meta"
+            got = make(x, device="cpu", dtype=torch.float64)
+            assert got.device.type == "cpu"
+            assert got.equal(make(torch.ones(2, 3), dtype=torch.float64))
+
+
+def test_a_padded_batch_in_a_transformer():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
+        want = model(x, src_key_padding_mask=padding)
+        got = model.to("tpu")(x.to("tpu"), src_key_padding_mask=padding.to("tpu"))
+    torch.testing.assert_close(got.cpu()[~padding], want[~padding], rtol=1e-4, atol=1e-5)

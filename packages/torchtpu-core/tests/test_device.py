@@ -2,11 +2,14 @@
 
 import copy
 import io
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
+
+import torchtpu
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -97,6 +100,37 @@ def test_save_load_pickle_deepcopy():
     assert not x.cpu().equal(twin.cpu())
 
 
+@pytest.mark.parametrize("legacy", [False, True], ids=["pickle", "legacy file"])
+def test_pickles_keep_values_and_aliases(legacy):
+    x = torch.randn(3, 4).to("tpu")
+    held = {"x": x, "alias": x[1:], "t": x.t(), "b": torch.randn(2).bfloat16().to("tpu"),
+            "w": torch.nn.Parameter(torch.randn(2).to("tpu")), "none": torch.empty(0, 2, device="tpu")}  # fmt: skip
+    if legacy:
+        file = io.BytesIO()
+        torch.save(held, file, _use_new_zipfile_serialization=False)
+        file.seek(0)
+        got = torch.load(file)
+    else:
+        got = pickle.loads(pickle.dumps(held))
+    for name, want in held.items():
+        assert got[name].device == want.device
+        assert got[name].stride() == want.stride()
+        assert got[name].detach().cpu().equal(want.detach().cpu())
+    got["x"].copy_(torch.zeros(3, 4))
+    assert legacy == (
+        got["alias"].cpu().abs().sum() == 0
+    )  # pickle writes each alias for itself, as on the CPU
+    assert x.cpu().abs().sum() > 0
+    assert isinstance(got["w"], torch.nn.Parameter)
+
+
+def test_a_storage_pickles():
+    x = torch.tensor([1, 2, 255], dtype=torch.uint8).to("tpu")
+    twin = pickle.loads(pickle.dumps(x.untyped_storage()))
+    assert twin.device.type == "tpu"
+    assert twin.tolist() == [1, 2, 255]
+
+
 def test_random_state():
     torch.manual_seed(3)
     assert torch.tpu.initial_seed() == 3
@@ -183,3 +217,80 @@ if pid == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 """
     _python("import os; os.environ['TORCHTPU_PLATFORM'] = 'cpu'\n" + code)
+
+
+def test_an_error_in_an_autograd_hook_does_not_end_the_process():
+    """torch has no way to hand it on from here, but the hook's own error is shown and work goes on."""
+    # core alone multiplies on the CPU, and says so once
+    said = _python("""
+import threading, torch, warnings
+warnings.simplefilter("ignore")
+seen = []
+threading.excepthook = lambda lost: seen.append(repr(lost.exc_value))
+def hook(*_):
+    raise KeyError("mine")
+def run(place):
+    x = torch.ones(2, device="tpu", requires_grad=True)
+    unpack = hook if place == "unpack" else lambda t: t
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        y = x * x
+    if place == "tensor":
+        y.register_hook(hook)
+    if place == "node":
+        y.grad_fn.register_prehook(hook)
+    if place == "accumulated":
+        x.register_post_accumulate_grad_hook(hook)
+    try:
+        y.sum().backward()
+    except KeyError as error:
+        seen.append(repr(error))
+    except SystemError:
+        pass
+    else:
+        print(x.grad.tolist())
+for place in ("tensor", "node", "accumulated", "unpack", "none"):
+    run(place)
+print(seen)
+""")
+    assert said.splitlines() == ["[2.0, 2.0]", str(["KeyError('mine')"] * 4)]
+
+
+def test_deepcopy_keeps_aliases():
+    x = torch.arange(6.0).to("tpu")
+    weight = torch.nn.Parameter(x[:2].clone())
+    got = copy.deepcopy([x, x[1:], x.view(2, 3).t(), weight, weight])
+    got[0].copy_(torch.ones(6))
+    assert [t.tolist() for t in got[1:3]] == [[1.0] * 5, [[1.0] * 2] * 3]
+    assert got[2].stride() == (1, 3)
+    assert got[3] is got[4]
+    assert x.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["strict", "fused"])
+def test_moving_a_module_keeps_its_parameters(fused):
+    """As with CUDA: tied weights stay tied, and an optimizer made before has the right tensors."""
+    first, last = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)
+    last.weight = first.weight
+    model = torch.nn.Sequential(first, last)
+    weight, values = first.weight, first.weight.detach().clone()
+    with torchtpu.mode("fused" if fused else "strict"):
+        model.to("tpu")
+        assert first.weight is weight
+        assert last.weight is weight
+        assert weight.device.type == "tpu"
+        assert weight.is_leaf
+        assert weight.detach().cpu().equal(values)
+        weight.grad = torch.ones(5, 3, device="tpu")
+        twin = copy.deepcopy(model)
+        assert twin[0].weight is twin[1].weight
+        model.cpu()
+        assert weight.grad.device.type == weight.device.type == "cpu"
+        assert weight.detach().equal(values)
+
+
+def test_data_of_another_kind_is_an_error():
+    x = torch.ones(2, 2, device="tpu")
+    for other in (torch.ones(2, 2, device="meta"), torch.eye(2).to_sparse()):
+        with pytest.raises(RuntimeError, match="incompatible tensor type"):
+            x.data = other
+    assert x.tolist() == [[1.0, 1.0], [1.0, 1.0]]

@@ -67,3 +67,14 @@ def test_counts(check):
     check(aten.histc, x, 10, -1, 1)
     check(aten.bincount, ri(6, 20), None, 10)
     check(aten.bincount, ri(6, 20), torch.rand(20))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)
+def test_ranges_of_whole_numbers_cut_their_ends(dtype):
+    for op, args in (
+        (torch.arange, (0.0, -8.000001, -4.0)), (torch.arange, (2.1, -2.9, -1.0)), (torch.arange, (3.1,)),
+        (torch.linspace, (4.3, -3, 50)), (torch.linspace, (50, 1, 50)), (torch.logspace, (2, 1.2, 4)),
+        (torch.logspace, (4.3, -3, 4, 2.0)),
+    ):  # fmt: skip
+        got = op(*args, dtype=dtype, device="tpu").cpu()
+        torch.testing.assert_close(got, op(*args, dtype=dtype), rtol=1e-6, atol=1e-6)

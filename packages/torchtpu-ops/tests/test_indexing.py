@@ -40,6 +40,7 @@ def test_index(check, places, dtype):
 def test_masks(check):
     x = r(4, 5, 6)
     mask = x > 0
+    mask[0, 0] = True  # no mask below is empty
     count = int(mask.sum())
     for accumulate in (False, True):
         check(aten.index_put, x, [mask], r(), accumulate)
@@ -148,3 +149,9 @@ def test_bounds(case):
     with torchtpu.mode("debug"), pytest.raises(cpu.type) as device:
         BAD[case](x.to("tpu"), at.to("tpu"))
     assert words in str(device.value)
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_bool_index_add_heeds_alpha(check, alpha):
+    x, values = torch.rand(5, 3) > 0.7, torch.rand(4, 3) > 0.5
+    check(aten.index_add, x, 0, torch.tensor([0, 3, 0, 4]), values, alpha=alpha)

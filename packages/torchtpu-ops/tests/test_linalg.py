@@ -156,3 +156,14 @@ def test_matrix_exponential(scale):
 @pytest.mark.parametrize("dtype", [F64, torch.int64], ids=str)
 def test_cross(check, a, b, dim, dtype):
     check(torch.linalg.cross, *((torch.randn(s) * 9).to(dtype) for s in (a, b)), dim=dim)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 3)], ids=str)
+def test_strides_are_those_of_lapack(shape):
+    a, b = torch.randn(shape), torch.randn(*shape[:-1], 2)
+    results = [lambda a, b: torch.linalg.svd(a, full_matrices=False)]
+    if shape[-2] <= shape[-1]:  # else the CPU's solution is a slice of LAPACK's workspace
+        results.append(torch.linalg.lstsq)
+    for op in results:
+        for want, got in zip(op(a, b), op(a.to("tpu"), b.to("tpu")), strict=True):
+            assert got.stride() == want.stride()

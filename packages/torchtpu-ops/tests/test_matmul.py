@@ -69,3 +69,17 @@ def test_cdist(check, batch, p):
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 2.5, float("inf")])
 def test_pdist(check, p):
     check(torch.pdist, r(5, 3), p)
+
+
+@pytest.mark.parametrize("op,bias,a,b", SUMS[:-1], ids=str)  # addr refuses them
+def test_whole_numbers_take_whole_factors(check, op, bias, a, b):
+    x, y, z = (r(*s, dtype=torch.int64) for s in (bias, a, b))
+    check(op, x, y, z, beta=0.6, alpha=2.7)
+
+
+@pytest.mark.parametrize("op,bias,a,b", SUMS, ids=str)
+def test_half_types_round_once(op, bias, a, b):
+    parts = [r(*s, dtype=torch.bfloat16) for s in (bias, a, b)]
+    got = op(*(p.to("tpu") for p in parts), beta=0.3, alpha=0.7).cpu()
+    exact = op(*(p.double() for p in parts), beta=0.3, alpha=0.7)
+    torch.testing.assert_close(got, exact.bfloat16(), rtol=2**-7, atol=1e-4)

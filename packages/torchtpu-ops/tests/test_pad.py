@@ -32,6 +32,7 @@ SMOOTH = [
     ("upsample_trilinear3d", 3),
     ("_upsample_bilinear2d_aa", 2),
     ("_upsample_bicubic2d_aa", 2),
+    ("_upsample_lanczos2d_aa", 2),
 ]
 OUTPUTS = [([10, 12, 14], None), ([3, 9, 7], None), ([1, 1, 1], None), ([11, 13, 16], 2.3)]
 

@@ -34,6 +34,12 @@ def test_moments(name, dtype):
     assert abs(x.var() - variance) < 0.15 * variance
 
 
+def test_no_draw_is_beyond_what_its_bits_can_say():
+    torch.manual_seed(17)  # one of the uniform numbers behind these is 0
+    x = empty(n=400_000).exponential_().cpu()
+    assert x.min() > 0 and x.max() < 17  # -log(2⁻²⁴)
+
+
 def test_seed_repeats():
     def draw():
         torch.manual_seed(5)
@@ -109,3 +115,17 @@ def test_rates():
     }
     for name, x in mean.items():
         assert abs(x.cpu().mean() - 4) < 0.1, name
+
+
+def test_uniform_complex_draws_both_parts():
+    z = torch.empty(N, dtype=torch.complex64, device="tpu").uniform_(-1.0, 3.0).cpu()
+    for part in (z.real, z.imag):
+        assert part.min() >= -1 and part.max() < 3
+        assert abs(part.mean() - 1) < 0.05 and abs(part.var() - 16 / 12) < 0.05
+    assert abs(torch.corrcoef(torch.stack([z.real, z.imag]))[0, 1]) < 0.03
+
+
+def test_gradient_of_gamma_draws():
+    a, x = torch.rand(50) * 4 + 0.2, torch.rand(50) * 4 + 0.1
+    got = torch._standard_gamma_grad(a.to("tpu"), x.to("tpu")).cpu()
+    torch.testing.assert_close(got, torch._standard_gamma_grad(a, x), rtol=1e-3, atol=1e-5)

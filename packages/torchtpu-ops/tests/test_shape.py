@@ -91,3 +91,8 @@ def test_fourier(check, normalization):
 @pytest.mark.parametrize("order", [0, 1, 2, 3, float("inf")])
 def test_foreach(check, order):
     check(lambda *x: torch._foreach_norm(list(x), order), r(3, 4), r(2))
+
+
+def test_jagged_rows_to_padded(check):
+    offsets = torch.tensor([0, 2, 2, 7])
+    check(torch.ops.aten._jagged_to_padded_dense_forward, torch.randn(7, 3), [offsets], [4], 1.5)

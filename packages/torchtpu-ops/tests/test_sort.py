@@ -73,3 +73,14 @@ def test_distinct(check, dtype):
     check(lambda t: torch.unique_consecutive(t, return_inverse=True, return_counts=True), x)
     check(lambda t: torch.unique(t, dim=0, return_inverse=True), x[1:] * 0)
     check(lambda t: torch.unique_consecutive(t, dim=0), x[1:] * 0)
+
+
+@pytest.mark.parametrize("name", ["median", "nanmedian", "mode"])
+def test_nothing_to_choose_from(name):
+    op = getattr(torch, name)
+    with pytest.raises(IndexError) as want:
+        op(torch.zeros(2, 0), 1)
+    with pytest.raises(IndexError) as got:
+        op(torch.zeros(2, 0, device="tpu"), 1)
+    assert str(got.value) == str(want.value)
+    assert op(torch.zeros(2, 0, device="tpu"), 0).values.shape == (0,)

@@ -1,0 +1,144 @@
+"""`pack.op`: one JAX function becomes a torch operator with shapes, gradients and every device."""
+
+import subprocess
+import sys
+import uuid
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchtpu.plugins import Pack, newop, registry
+
+pack = Pack(api="1.0")
+
+
+@pack.op("newop::swiglu(Tensor gate, Tensor up, *, float scale=1.0) -> Tensor")
+def swiglu(gate, up, scale=1.0):
+    """The gated unit of Shazeer's "GLU variants improve transformer"."""
+    return jax.nn.silu(gate) * up * scale
+
+
+@pack.op("newop::many(Tensor[] xs, Tensor index) -> (Tensor, Tensor)")
+def many(xs, index):
+    """The rows of the sum that ``index`` names, and ``index`` again."""
+    return sum(xs)[index], index
+
+
+@pytest.fixture(autouse=True)
+def _installed():
+    with registry.use({"newop": pack}):
+        yield
+
+
+def truth(gate, up, scale=1.0):
+    return torch.nn.functional.silu(gate) * up * scale
+
+
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_values_on_both_devices(device, dtype):
+    gate, up = torch.randn(3, 5).to(dtype), torch.randn(3, 5).to(dtype)
+    out = swiglu(gate.to(device), up.t().contiguous().t().to(device), scale=2.0)
+    assert out.device.type == device and out.dtype == dtype
+    torch.testing.assert_close(out.cpu(), truth(gate, up, 2.0))
+    assert torch.ops.newop.swiglu(gate, up).equal(swiglu(gate, up))
+
+
+def test_a_fallback_is_not_what_serves_it(recwarn):
+    swiglu(torch.ones(2, device="tpu"), torch.ones(2, device="tpu"))
+    assert not [w for w in recwarn if "newop::" in str(w.message)]
+
+
+def test_shapes_without_data():
+    with FakeTensorMode():
+        x = torch.empty(4, 6, dtype=torch.bfloat16)
+        out = swiglu(x, x)
+    assert out.shape == (4, 6) and out.dtype == torch.bfloat16 and out.device.type == "cpu"
+    rows, index = many([torch.empty(5, 2, device="meta")], torch.empty(3, dtype=torch.int64, device="meta"))
+    assert rows.shape == (3, 2) and index.dtype == torch.int64 and rows.is_meta
+
+
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
+def test_gradients_are_torchs(device):
+    gate, up = torch.randn(3, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+    truth(gate, up, 0.5).square().sum().backward()
+    mine = [t.detach().to(device).requires_grad_() for t in (gate, up)]
+    swiglu(*mine, scale=0.5).square().sum().backward()
+    for got, want in zip(mine, (gate, up), strict=True):
+        assert got.grad.device.type == device
+        torch.testing.assert_close(got.grad.cpu(), want.grad)
+
+
+def test_gradients_against_finite_differences():
+    inputs = [torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(swiglu, inputs)
+    assert torch.autograd.gradgradcheck(swiglu, inputs)
+
+
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
+def test_lists_whole_numbers_and_unused_results(device):
+    xs = [torch.randn(4, 2, device=device, requires_grad=True) for _ in range(2)]
+    rows, index = many(xs, torch.tensor([2, 0, 2], device=device))
+    assert not index.requires_grad and index.tolist() == [2, 0, 2]
+    rows.sum().backward()
+    for x in xs:
+        assert x.grad.cpu().equal(torch.tensor([[1.0], [0.0], [2.0], [0.0]]).expand(4, 2))
+
+
+def test_one_input_without_gradient():
+    gate = torch.randn(3, device="tpu", requires_grad=True)
+    up = torch.randn(3, device="tpu")
+    (grad,) = torch.autograd.grad(swiglu(gate, up).sum(), gate)
+    host = gate.detach().cpu().requires_grad_()
+    (want,) = torch.autograd.grad(truth(host, up.cpu()).sum(), host)
+    torch.testing.assert_close(grad.cpu(), want)
+
+
+def test_the_third_derivative_is_refused():
+    x = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    g = torch.autograd.grad(swiglu(x, x).sum(), x, create_graph=True)[0]
+    g = torch.autograd.grad(g.sum(), x, create_graph=True)[0]
+    with pytest.raises(NotImplementedError, match="has no derivative"):
+        torch.autograd.grad(g.sum(), x)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("newop::bad_(Tensor(a!) x) -> Tensor(a!)", "fresh"),
+        ("nothing", "not a schema"),
+        ("newop::none(int n) -> Tensor", "needs a Tensor"),
+    ],
+)
+def test_schemas_that_cannot_be_served(schema, words):
+    with pytest.raises(ValueError, match=words):
+        newop.check(schema)
+
+
+def test_a_name_has_one_schema():
+    name = f"newop::t{uuid.uuid4().hex}"
+    newop.define(f"{name}(Tensor x) -> Tensor", jnp.sin)
+    with pytest.raises(ValueError, match="defined already"):
+        newop.define(f"{name}(Tensor x, Tensor y) -> Tensor", jnp.sin)
+
+
+SCRIPT = """
+import jax, torch
+from torchtpu.plugins import Pack
+pack = Pack(api="1.0")
+@pack.op("early::double(Tensor x) -> Tensor")
+def double(x):
+    return x * 2
+x = torch.ones(3, requires_grad=True)
+y = double(x)
+y.sum().backward()
+assert y.tolist() == [2.0] * 3 and x.grad.tolist() == [2.0] * 3
+assert double.reference(4) == 8
+"""
+
+
+def test_it_works_before_any_tpu_tensor_was_made():
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=120)

@@ -1,0 +1,5 @@
+"""Ends the process at import, if it is let."""
+
+import sys
+
+sys.exit("goodbye")

@@ -1,0 +1,1 @@
+"""torch's own operator database on the device, against the CPU."""
