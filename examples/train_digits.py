@@ -248,7 +248,9 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train small models on the 8x8 digits of scikit-learn.")
     parser.add_argument("--device", choices=("cpu", "tpu"), default="tpu")
-    parser.add_argument("--mode", choices=("strict", "debug"), default="strict", help="only for the tpu")
+    parser.add_argument(
+        "--mode", choices=("strict", "debug", "fused"), default="strict", help="only for the tpu"
+    )
     parser.add_argument("--model", choices=(*MODELS, "both"), default="both")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
@@ -277,6 +279,7 @@ def main() -> None:
     plot(histories, args.out / "curves.png")
     for name, history in histories.items():
         print(f"{name} test accuracy {100 * history['accuracy'][-1]:.1f} %")
+    print(f"checkpoints and curves: {args.out.resolve()}")
 
 
 if __name__ == "__main__":
