@@ -78,3 +78,18 @@ def test_ranges_of_whole_numbers_cut_their_ends(dtype):
     ):  # fmt: skip
         got = op(*args, dtype=dtype, device="tpu").cpu()
         torch.testing.assert_close(got, op(*args, dtype=dtype), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:torchtpu. aten")
+def test_complex_numbers_fit_only_without_an_imaginary_part():
+    writes = (
+        lambda x, v: x.fill_(v),
+        lambda x, v: x.__setitem__(0, v),
+        lambda x, v: torch.full_like(x, v),
+        lambda x, v: torch.full((2,), v, dtype=x.dtype, device=x.device),
+    )
+    for write in writes:
+        same(lambda d, write=write: (x := torch.zeros(3, device=d), write(x, 2 + 0j))[0])
+        for device in ("cpu", "tpu"):
+            with pytest.raises(RuntimeError, match="cannot be converted to type float without overflow"):
+                write(torch.zeros(3, device=device), 1j)

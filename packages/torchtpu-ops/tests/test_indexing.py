@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import torchtpu
+
 aten = torch.ops.aten
 
 
@@ -140,8 +142,6 @@ BAD = [
 
 @pytest.mark.parametrize("case", range(len(BAD)))
 def test_bounds(case):
-    import torchtpu
-
     x, at = r(3, 4), torch.tensor([0, 7])
     with pytest.raises((IndexError, RuntimeError)) as cpu:
         BAD[case](x, at)
@@ -155,3 +155,29 @@ def test_bounds(case):
 def test_bool_index_add_heeds_alpha(check, alpha):
     x, values = torch.rand(5, 3) > 0.7, torch.rand(4, 3) > 0.5
     check(aten.index_add, x, 0, torch.tensor([0, 3, 0, 4]), values, alpha=alpha)
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(2, dtype=torch.bool), torch.zeros(2, 4, dtype=torch.bool)])
+def test_a_mask_that_selects_nothing_takes_no_values(check, mask):
+    values = torch.ones(0, *(4,) * (2 - mask.ndim))
+    check(aten.index_put, torch.zeros(2, 4), [mask], values)
+
+
+def test_byte_masks_read(check):
+    check(aten.index, torch.arange(8.0).view(2, 4), [torch.tensor([1, 0], dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug"])
+def test_more_values_than_a_mask_has_places(mode):
+    x, mask = torch.zeros(2, 4, device="tpu"), torch.ones(2, dtype=torch.bool, device="tpu")
+    with torchtpu.mode(mode), pytest.raises(RuntimeError, match="shape mismatch: value tensor of shape"):
+        x[mask] = torch.ones(3, 4, device="tpu")
+
+
+def test_debug_mode_counts_what_a_mask_selects():
+    x, mask = torch.zeros(4, device="tpu"), torch.tensor([True, False, True, True], device="tpu")
+    want = (
+        r"shape mismatch: value tensor of shape \[2\] cannot be broadcast to indexing result of shape \[3\]"
+    )
+    with torchtpu.mode("debug"), pytest.raises(RuntimeError, match=want):
+        x[mask] = torch.ones(2, device="tpu")

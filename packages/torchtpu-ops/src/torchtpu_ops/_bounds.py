@@ -90,6 +90,23 @@ def index(self: NumpyArray, indices: list[NumpyArray | None], *rest: Any, **name
             at, named_dim = at + 1, named_dim + 1
 
 
+def index_put(
+    self: NumpyArray, indices: list[NumpyArray | None], values: NumpyArray, *rest: Any, **named: Any
+) -> None:
+    """Besides the indices, as many values as a single mask selects places."""
+    index(self, indices)
+    given = [(at, i) for at, i in enumerate(indices) if i is not None]
+    if len(given) != 1 or given[0][1].dtype not in (np.bool_, np.uint8):
+        return
+    at, mask = given[0]
+    selected = [*self.shape[:at], int(np.count_nonzero(mask)), *self.shape[at + mask.ndim :]]
+    if any(n not in (1, m) for n, m in zip(values.shape[::-1], selected[::-1], strict=False)):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
+            f"indexing result of shape {selected}"
+        )
+
+
 def take(self: NumpyArray, index: NumpyArray, *rest: Any, **named: Any) -> None:
     """``take`` and ``put`` index the flattened tensor."""
     bad = _first_outside(index, -self.size, self.size)

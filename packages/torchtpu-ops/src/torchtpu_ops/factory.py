@@ -16,10 +16,17 @@ Array = jax.Array
 NumpyArray = np.ndarray[Any, Any]
 
 
+def _number(value: Any, dtype: Any) -> Array:
+    """``value`` as an array of ``dtype``."""
+    if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        complex(value)  # whether it fits depends on its imaginary part: JAX refuses, so the host looks
+    return jnp.asarray(value).astype(dtype)
+
+
 @pack.lowering("aten::fill.Scalar", "aten::fill.Tensor")
 def fill(self: Array, value: Any) -> Array:
     """One value everywhere."""
-    return jnp.broadcast_to(jnp.asarray(value).astype(self.dtype), self.shape)
+    return jnp.broadcast_to(_number(value, self.dtype), self.shape)
 
 
 @pack.lowering("aten::zero")
@@ -31,8 +38,8 @@ def zero(self: Array) -> Array:
 @pack.lowering("aten::full")
 def full(size: list[int], fill_value: Any, *, dtype: Any = None) -> Array:
     """One value in a given shape."""
-    value = jnp.asarray(fill_value)
-    return jnp.broadcast_to(value if dtype is None else value.astype(dtype), tuple(size))
+    value = jnp.asarray(fill_value) if dtype is None else _number(fill_value, dtype)
+    return jnp.broadcast_to(value, tuple(size))
 
 
 @pack.lowering("aten::zeros", "aten::_efficientzerotensor")
@@ -62,13 +69,13 @@ def ones_like(self: Array, *, dtype: Any = None) -> Array:
 @pack.lowering("aten::full_like")
 def full_like(self: Array, fill_value: Any, *, dtype: Any = None) -> Array:
     """One value in another tensor's shape."""
-    return jnp.broadcast_to(jnp.asarray(fill_value).astype(dtype or self.dtype), self.shape)
+    return jnp.broadcast_to(_number(fill_value, dtype or self.dtype), self.shape)
 
 
 @pack.lowering("aten::scalar_tensor")
 def scalar_tensor(s: Any, *, dtype: Any = None) -> Array:
     """A number as a tensor."""
-    return jnp.asarray(s) if dtype is None else jnp.asarray(s).astype(dtype)
+    return jnp.asarray(s) if dtype is None else _number(s, dtype)
 
 
 def _count(start: float, end: float, step: float) -> int:

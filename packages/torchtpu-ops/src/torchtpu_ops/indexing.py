@@ -48,7 +48,15 @@ def _put_by_mask(self: Array, at: int, mask: Array, values: Array, accumulate: b
     if values.ndim > rest:
         axis = values.ndim - rest - 1
         lead, tail = values.shape[:axis], values.shape[axis + 1 :]
-        if values.shape[axis] == 1:
+        given = values.shape[axis]
+        if given > 1 and given > mask.size:
+            raise RuntimeError(
+                f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to the "
+                f"indexing result of a mask with {mask.size} elements"
+            )
+        if given == 0:
+            return self  # nothing to write, so the mask can select nothing
+        if given == 1:
             values = values.reshape(*lead, *(1,) * mask.ndim, *tail)
         else:
             order = jnp.cumsum(mask.ravel().astype(jnp.int32)) - 1
@@ -59,7 +67,9 @@ def _put_by_mask(self: Array, at: int, mask: Array, values: Array, accumulate: b
     return self | (mask & values) if self.dtype == jnp.bool_ else self + jnp.where(mask, values, 0)
 
 
-@pack.lowering("aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl", validate=_bounds.index)
+@pack.lowering(
+    "aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl", validate=_bounds.index_put
+)
 def index_put(
     self: Array, indices: Indices, values: Array, accumulate: bool = False, unsafe: bool = False
 ) -> Array:

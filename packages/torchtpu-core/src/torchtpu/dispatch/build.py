@@ -132,7 +132,6 @@ def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
     args = fill(call.args, lambda h: metas[h.index], scalar)
     kwargs = fill(call.kwargs, lambda h: metas[h.index], scalar)
     if "device" in kwargs:
-        client.check_index(kwargs["device"])
         kwargs["device"] = torch.device("meta")
     return call.family.op(*args, **kwargs)
 
@@ -336,6 +335,8 @@ class _Unknown:
 def _wanted(call: Call, metas: list[torch.Tensor]) -> tuple[Any, list[Any]]:
     """The result tree of torch's meta kernel and its fresh (not aliasing) leaves."""
     returns = call.family.op._schema.returns
+    if "device" in call.kwargs:
+        client.check_index(call.kwargs["device"])
     try:
         tree = _run_meta(call, metas)
         correct = CORRECTIONS.get(call.family.op)
@@ -346,7 +347,9 @@ def _wanted(call: Call, metas: list[torch.Tensor]) -> tuple[Any, list[Any]]:
         tree = tree[0] if len(tree) == 1 else tree
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         same = _cpu_error(call)
-        raise (same or error) from None
+        if same is None:
+            raise HostOnly(str(error)) from error  # the meta kernel refuses what the CPU takes
+        raise same from None
     fresh = [r.alias_info is None for r in returns]
     parts = tree if isinstance(tree, tuple) and len(returns) > 1 else (tree,)
     wanted = [leaf for part, new in zip(parts, fresh, strict=False) if new for leaf in lower.flatten(part)]
