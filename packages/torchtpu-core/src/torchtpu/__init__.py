@@ -11,6 +11,7 @@ _PUBLIC = {
     "set_mode": "torchtpu.config",
     "get_mode": "torchtpu.config",
     "mode": "torchtpu.config",
+    "bucketing": "torchtpu.compile.bucketing",
     "fallbacks": "torchtpu.dispatch.fallback",
     "reset_fallbacks": "torchtpu.dispatch.fallback",
     "explain": "torchtpu.diagnostics.explain",

@@ -20,6 +20,10 @@ class PackApiError(PackError):
     """A pack was written for another version of the pack API."""
 
 
+class BucketingError(TorchTpuError):
+    """Padding of a size that varies cannot be proved exact."""
+
+
 _INTERNAL = ("torch", "torchtpu", "torchtpu_ops", "torchtpu_kernels", "torchtpu_dist", "jax")
 
 

@@ -140,6 +140,13 @@ def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
     return low, max(low, high)
 
 
+def _spread(src: Array, dim: int, low: int, step: int, size: int) -> Array:
+    """Zeros with ``src`` at ``low``, ``low + step``, ... of a dimension of ``size``."""
+    config = [(0, 0, 0)] * src.ndim
+    config[dim] = (low, size - low - (src.shape[dim] - 1) * step - 1, step - 1)
+    return lax.pad(src, jnp.zeros((), src.dtype), config)
+
+
 @pack.lowering("aten::slice_scatter")
 def slice_scatter(
     self: Array, src: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
@@ -153,9 +160,7 @@ def slice_scatter(
     src = jnp.broadcast_to(src, shape).astype(self.dtype)
     if step == 1 or length == 0:
         return lax.dynamic_update_slice_in_dim(self, src, low, dim) if length else self
-    config = [(0, 0, 0)] * self.ndim
-    config[dim] = (low, size - low - (length - 1) * step - 1, step - 1)
-    spread = lax.pad(src, jnp.zeros((), self.dtype), config)
+    spread = _spread(src, dim, low, step, size)
     at = lax.broadcasted_iota(jnp.int32, self.shape, dim) - low
     return jnp.where((at >= 0) & (at < high - low) & (at % step == 0), spread, self)
 
@@ -172,8 +177,11 @@ def slice_backward(
     grad_output: Array, input_sizes: list[int], dim: int, start: int, end: int, step: int
 ) -> Array:
     """The gradient of ``slice``."""
-    zeros = jnp.zeros(tuple(input_sizes), grad_output.dtype)
-    return slice_scatter(zeros, grad_output, dim, start, end, step)
+    dim %= len(input_sizes)
+    if not grad_output.shape[dim]:
+        return jnp.zeros(tuple(input_sizes), grad_output.dtype)
+    low, _ = _bounds(input_sizes[dim], start, end)
+    return _spread(grad_output, dim, low, step, input_sizes[dim])
 
 
 @pack.lowering("aten::select_scatter")

@@ -11,7 +11,7 @@ from torch import fx
 
 # Known to scripts written for torch_tpu; they change how that package compiles, not what is computed.
 IGNORED = frozenset({"async_compile", "serializable"})
-OPTIONS = frozenset({"bucket_size", "debug_callback", "num_dynamic_buckets", "xla_options"})
+OPTIONS = frozenset({"bucket_size", "bucketing", "debug_callback", "num_dynamic_buckets", "xla_options"})
 Callback = Callable[[fx.GraphModule, Sequence[Any]], None]
 
 
@@ -27,7 +27,9 @@ def backend(
     ``options``: ``debug_callback(graph_module, example_inputs)`` sees each ATen graph before it is
     lowered, ``xla_options`` are handed to XLA. ``mode`` (torch's preset of Inductor options) changes nothing.
     A size that varies is rounded up to a multiple of ``bucket_size``, else to a power of two; after
-    ``num_dynamic_buckets`` of these (4) a size goes into a larger one that is there.
+    ``num_dynamic_buckets`` of these (4) a size goes into a larger one that is there. With ``bucketing``
+    ``"required"`` a graph that cannot be padded raises `BucketingError`; with ``"auto"`` each size has a
+    program then.
     """
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
@@ -65,7 +67,10 @@ def _buckets(options: dict[str, Any]) -> Any:
     for name, value in found.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"torchtpu: {name} must be a positive integer, not {value!r}")
-    return Buckets(found["num_dynamic_buckets"], found["bucket_size"])
+    how = options.get("bucketing", "auto")
+    if how not in ("auto", "required"):
+        raise ValueError(f"torchtpu: bucketing must be 'auto' or 'required', not {how!r}")
+    return Buckets(found["num_dynamic_buckets"], found["bucket_size"], how == "required")
 
 
 def _compile(

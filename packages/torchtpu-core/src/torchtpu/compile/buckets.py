@@ -17,11 +17,13 @@ class Buckets:
     ``size`` rounds up to its multiples, else to powers of two; ``count`` is how many buckets a symbol has
     before a size that fits into a larger one goes there. A bounded symbol with a given ``count`` has buckets
     that grow by one factor from its least to its largest size. The first size of a symbol without a bound is
-    a bucket of its own: torch calls many a size symbolic that never changes.
+    a bucket of its own: torch calls many a size symbolic that never changes. ``required`` makes it an error
+    that a graph cannot be padded; else each size has a program.
     """
 
     count: int | None = None
     size: int | None = None
+    required: bool = False
     chosen: dict[tuple[Any, int], int] = field(default_factory=dict)
 
     def bucket(self, symbol: Any, value: int, low: int, high: int | None) -> int:

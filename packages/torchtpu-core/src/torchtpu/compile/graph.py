@@ -12,7 +12,8 @@ from torch import fx
 from torchtpu.compile.buckets import Buckets
 from torchtpu.compile.higher import describe_states
 from torchtpu.compile.segment import Segment
-from torchtpu.compile.walk import Env, Unlowerable
+from torchtpu.compile.walk import Env, Unlowerable, located
+from torchtpu.errors import BucketingError
 
 Step: TypeAlias = "Segment | fx.Node"
 
@@ -51,6 +52,8 @@ class Graph:
             except Unlowerable as error:
                 if not isinstance(step, Segment):
                     raise
+                if self.buckets.required and step.dynamic:
+                    raise BucketingError(f"{error}{located(error.node)}") from None
                 self.steps[index : index + 1] = self._split(step.nodes, {error.node})
         return [env[n] if isinstance(n, fx.Node) else n for n in self.returned]
 

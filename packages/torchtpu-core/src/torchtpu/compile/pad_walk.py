@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,22 +82,30 @@ def walk(numbers: Numbers, small: Any, large: Any, args: Sequence[Padded]) -> li
         return whole(jnp.asarray(value).astype(b.aval.dtype), ())  # type: ignore[attr-defined]
 
     for a, b in zip(small.jaxpr.eqns, large.jaxpr.eqns, strict=True):
-        ins = [read(x, y) for x, y in zip(a.invars, b.invars, strict=True)]
-        if b.primitive.name in CALLS:
-            name = CALLS[b.primitive.name]
-            out = walk(numbers, _closed(a.params[name]), _closed(b.params[name]), ins)
-        else:
-            sizes, outs = _sizes(a.invars, b.invars), _sizes(a.outvars, b.outvars)
-            step = Step(numbers, a, b, ins, sizes, outs)
-            if step.fixed() and b.primitive.name not in ("scan", "while", "cond"):
-                out = [whole(v, s) for v, s in zip(step.bind([i.array for i in ins]), outs, strict=True)]
-            else:
-                rule = RULES.get(b.primitive.name)
-                if rule is None:
-                    raise Refused(f"{b.primitive.name} has no rule for padding")
-                out = rule(step)
+        try:
+            ins = [read(x, y) for x, y in zip(a.invars, b.invars, strict=True)]
+            out = _equation(numbers, a, b, ins, RULES)
+        except Refused as reason:  # the outermost equation is the one that has the name
+            reason.node = str(b.source_info.name_stack).partition("/")[0] or reason.node
+            raise
         values.update(zip(b.outvars, out, strict=True))
     return [read(x, y) for x, y in zip(small.jaxpr.outvars, large.jaxpr.outvars, strict=True)]
+
+
+def _equation(
+    numbers: Numbers, small: Any, large: Any, ins: list[Padded], rules: Mapping[str, Rule]
+) -> list[Padded]:
+    called = CALLS.get(large.primitive.name)
+    if called is not None:
+        return walk(numbers, _closed(small.params[called]), _closed(large.params[called]), ins)
+    sizes, outs = _sizes(small.invars, large.invars), _sizes(small.outvars, large.outvars)
+    step = Step(numbers, small, large, ins, sizes, outs)
+    if step.fixed() and large.primitive.name not in ("scan", "while", "cond"):
+        return [whole(v, s) for v, s in zip(step.bind([i.array for i in ins]), outs, strict=True)]
+    rule = rules.get(large.primitive.name)
+    if rule is None:
+        raise Refused(f"{large.primitive.name} has no rule for padding")
+    return rule(step)
 
 
 def _sizes(small: Sequence[Any], large: Sequence[Any]) -> list[Sizes]:

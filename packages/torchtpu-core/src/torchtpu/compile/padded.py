@@ -22,7 +22,9 @@ Axis = tuple[
 
 
 class Refused(Exception):
-    """No rule proves that padding cannot reach the values of an operation."""
+    """No rule proves that padding cannot reach the values of an operation; ``node`` names the graph's."""
+
+    node: str = ""
 
 
 @dataclass(frozen=True)

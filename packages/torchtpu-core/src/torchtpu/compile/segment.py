@@ -23,9 +23,10 @@ from torchtpu.compile.buckets import Buckets
 from torchtpu.compile.higher import draws
 from torchtpu.compile.padded import Refused
 from torchtpu.compile.symbols import Symbols
-from torchtpu.compile.walk import COPY, Env, Walk
+from torchtpu.compile.walk import COPY, Env, Walk, located
 from torchtpu.dispatch import executor
 from torchtpu.dispatch.build import Entry
+from torchtpu.errors import BucketingError
 from torchtpu.runtime import program as programs
 from torchtpu.runtime import transfer
 from torchtpu.runtime.rewrite import safe_updates
@@ -206,9 +207,16 @@ class Segment:
             try:
                 return self._padded(closed, notes, given, symbols, where)
             except Refused as reason:
+                if self.buckets.required:
+                    raise BucketingError(self._told(reason)) from None
                 self.refusals.append(str(reason))
                 self.dynamic = len(self.refusals) < TRIES
         return self._variant(safe_updates(closed), self._avals(given.key, given), notes)
+
+    def _told(self, reason: Refused) -> str:
+        node = next((n for n in self.nodes if n.name == reason.node), None)
+        where = "" if node is None else located(node)
+        return f"torchtpu: padding of a varying size cannot be proved exact: {reason}{where}"
 
     def _variant(self, closed: Any, avals: list[Any], notes: dict[str, Any]) -> Variant:
         count = sum(isinstance(k, Number) for k in notes["key"][::2])

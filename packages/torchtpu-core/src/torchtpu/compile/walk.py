@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,7 +56,8 @@ class Walk:
         """Add the values of ``nodes`` to ``env``."""
         for node in nodes:
             try:
-                env[node] = self._value(node, env)
+                with jax.named_scope(node.name):  # tells which node an equation is from
+                    env[node] = self._value(node, env)
             except Unlowerable:
                 raise
             except structure.NotDense:
@@ -209,3 +211,10 @@ def _constant(node: fx.Node, module: torch.nn.Module) -> Any:
 def describe(node: fx.Node) -> str:
     """The operator's name for messages."""
     return op_name(node.target) if isinstance(node.target, OpOverload) else str(node.target)
+
+
+def located(node: fx.Node) -> str:
+    """The operator and the user's line, as lines for the end of a message."""
+    frames = re.findall(r'File "(.+)", line (\d+)', node.stack_trace or "")
+    place = f"\n  at {':'.join(frames[-1])}" if frames else ""
+    return f"\n  operator: {describe(node)}{place}"
