@@ -308,6 +308,29 @@ def test_memory_does_not_grow():
     assert max(count) - min(count) <= 3
 
 
+def test_short_memory_flushes(monkeypatch):
+    """Recorded work keeps its inputs alive, so it runs before these exceed the budget."""
+    monkeypatch.setattr(fused.client, "memory_budget", lambda: 10 * 4096)
+
+    def turns(state, want, kept):
+        for _ in range(40):
+            host = torch.randn(1024)
+            state, want = state * 0.5 + host.to("tpu"), want * 0.5 + host
+            kept.append(sum(a.nbytes >= 4096 for a in fused.client.device().client.live_arrays()))
+        same(state.cpu(), want)
+
+    zeros = torch.zeros(1024, device="tpu"), torch.zeros(1024)
+    before = sum(a.nbytes >= 4096 for a in fused.client.device().client.live_arrays())
+    turns(*zeros, [])
+    turns(*zeros, [])  # the first began with the zeros in the graph
+    kept = []
+    with torchtpu.explain() as report, Counted() as count:
+        turns(*zeros, kept)
+    assert max(kept) - before <= 14
+    assert count.compiled == 0 and 4 <= count.launched <= 6
+    assert {e.reason for e in report.flushes} >= {"the step ended, or memory is short"}
+
+
 def test_a_forked_child_is_told():
     (torch.ones(2, device="tpu") + 1).cpu()
     read, write = os.pipe()
