@@ -15,6 +15,7 @@ _PUBLIC = {
     "fallbacks": "torchtpu.dispatch.fallback",
     "reset_fallbacks": "torchtpu.dispatch.fallback",
     "explain": "torchtpu.diagnostics.explain",
+    "parity": "torchtpu.diagnostics.parity",
     "preflight": "torchtpu.diagnostics.preflight",
     "to_jax": "torchtpu.interop",
     "from_jax": "torchtpu.interop",
