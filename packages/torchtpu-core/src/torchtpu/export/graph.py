@@ -39,6 +39,8 @@ def lowerable(program: ExportedProgram) -> ExportedProgram:
     ``program`` and its tensors stay as they are; the copy's state has shapes and no memory.
     """
     module = copy.deepcopy(program.graph_module)
+    for node, copied in zip(program.graph.nodes, module.graph.nodes, strict=True):
+        copied.name = node.name  # the signature's; a copy gives other names where Python has a function of that name
     moved = ExportedProgram(
         root=module,
         graph=module.graph,
