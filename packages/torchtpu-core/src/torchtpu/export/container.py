@@ -20,7 +20,7 @@ import torch
 from torchtpu.errors import TorchTpuError
 
 FORMAT, VERSION = "torchtpu.export", 1
-_DESCRIPTION, _PROGRAM = "description.json", "program.bin"
+DESCRIPTION, PROGRAM = "description.json", "program.bin"
 Size = int | str  # a name stands for a dynamic dimension
 
 
@@ -118,8 +118,8 @@ def write(
     try:
         with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
             description = {"format": FORMAT, "version": VERSION, **asdict(info)}
-            file.writestr(_DESCRIPTION, json.dumps(description, indent=1))
-            file.writestr(zipfile.ZipInfo(_PROGRAM), program, zipfile.ZIP_DEFLATED)
+            file.writestr(DESCRIPTION, json.dumps(description, indent=1))
+            file.writestr(zipfile.ZipInfo(PROGRAM), program, zipfile.ZIP_DEFLATED)
             for number, tensor in enumerate(tensors):
                 with file.open(_entry(number), "w", force_zip64=True) as stream:
                     stream.write(_raw(tensor))
@@ -152,14 +152,14 @@ def read(path: str | os.PathLike[str]) -> tuple[Info, bytes, list[torch.Tensor]]
     def everything(file: zipfile.ZipFile) -> tuple[Info, bytes, list[torch.Tensor]]:
         found = _describe(file)
         tensors = [_tensor(file, number, state) for number, state in enumerate(found.state)]
-        return found, file.read(_PROGRAM), tensors
+        return found, file.read(PROGRAM), tensors
 
     return _reading(path, everything)
 
 
 def program(path: str | os.PathLike[str]) -> tuple[Info, bytes]:
     """A file without its tensors; raises as `read`."""
-    return _reading(path, lambda file: (_describe(file), file.read(_PROGRAM)))
+    return _reading(path, lambda file: (_describe(file), file.read(PROGRAM)))
 
 
 def _reading(path: str | os.PathLike[str], take: Callable[[zipfile.ZipFile], Any]) -> Any:
@@ -178,7 +178,7 @@ def _reading(path: str | os.PathLike[str], take: Callable[[zipfile.ZipFile], Any
 
 def _describe(file: zipfile.ZipFile) -> Info:
     try:
-        found = json.loads(file.read(_DESCRIPTION))
+        found = json.loads(file.read(DESCRIPTION))
     except KeyError:
         raise ExportError("is not a file of torchtpu.export") from None
     if found.pop("format") != FORMAT:

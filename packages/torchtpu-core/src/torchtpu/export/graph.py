@@ -51,14 +51,14 @@ def lowerable(program: ExportedProgram) -> ExportedProgram:
         constants={name: _hollow(value) for name, value in program.constants.items()},
         verifiers=[program.verifier],
     )
-    return move_to_device_pass(moved, "tpu").run_decompositions(_table())
+    return move_to_device_pass(moved, "tpu:0").run_decompositions(_table())
 
 
 def _hollow(value: Any) -> Any:
     """A tensor like ``value`` on the device, whose memory is not there before somebody writes."""
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="tpu")
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="tpu:0")
     return torch.nn.Parameter(made, value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
 
 

@@ -76,7 +76,7 @@ class Loaded(nn.Module):
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             raise RuntimeError("torchtpu: an exported program has no gradient; call it under torch.no_grad()")
         with torch.no_grad():
-            return self._run([*self._state(), *given], given)
+            return self._run([*self._state(), *given])
 
     def train(self, mode: bool = True) -> Loaded:
         """Not possible: what the model does in training was decided when it was exported."""
@@ -85,11 +85,11 @@ class Loaded(nn.Module):
     def _state(self) -> list[torch.Tensor]:
         return [value if owner is None else getattr(owner, name) for owner, name, value in self._slots]
 
-    def _run(self, values: list[torch.Tensor], given: list[torch.Tensor]) -> Any:
-        # a number among the CPU's tensors would be taken for a Python number
-        values = [v.to("tpu") if v.device.type == "cpu" and not v.dim() else v for v in values]
-        writes = set(self.info.writes)
-        inputs = Inputs(values, [place in writes for place in range(len(values))])
+    def _run(self, values: list[torch.Tensor]) -> Any:
+        written = [place in self.info.writes for place in range(len(values))]
+        # those of the CPU without dimensions would be taken for Python numbers
+        values = [v if v.dim() or w else v.to("tpu") for v, w in zip(values, written, strict=True)]
+        inputs = Inputs(values, written)
         key = tuple(inputs.key)
         entry = self._entries.get(key)
         if entry is None:
