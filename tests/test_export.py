@@ -11,10 +11,12 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch import nn
 from torch.export import Dim
 
 import torchtpu
+from torchtpu.cli import main
 from torchtpu.export import ExportError, container, info, load, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:The tensor attributes")
@@ -389,10 +391,6 @@ def test_another_format_and_another_platform_are_told(whole, tmp_path):
 
 
 def test_the_command_shows_a_file(folder):
-    from click.testing import CliRunner
-
-    from torchtpu.cli import main
-
     told = CliRunner().invoke(main, ["export", "show", str(folder / "conv-train")]).output
     for words in ("x: float32[2, 3, 8, 8]", "cpu, tpu", "float32[2, 5]", "norm.running_mean", f"torch {torch.__version__}"):
         assert words in told
