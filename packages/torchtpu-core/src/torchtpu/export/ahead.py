@@ -20,11 +20,11 @@ def compile(path: str | os.PathLike[str], topology: str | Topology) -> Compiled:
     """
     from torchtpu.export import container
 
-    info, data = container.program(path)
-    if "tpu" not in info.platforms:
-        raise container.ExportError(f"torchtpu: {os.fspath(path)} is for {', '.join(info.platforms)}, not for tpu")
+    info, data = container.program(path, "tpu")
     if info.dimensions:
-        raise container.ExportError("torchtpu: a program with dynamic dimensions cannot be compiled without their sizes")
+        raise container.ExportError(
+            "torchtpu: a program with dynamic dimensions cannot be compiled without their sizes"
+        )
     return compiled(data, topology, info.writes)
 
 

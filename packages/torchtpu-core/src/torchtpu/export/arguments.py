@@ -40,7 +40,9 @@ class Binder:
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = [*self._info.positional, *self._info.keywords]
         if len(args) > len(names):
-            raise TypeError(f"torchtpu: {len(args)} arguments, the program takes {len(names)}: {', '.join(names)}")
+            raise TypeError(
+                f"torchtpu: {len(args)} arguments, the program takes {len(names)}: {', '.join(names)}"
+            )
         given = dict(zip(names, args, strict=False))
         for name, value in kwargs.items():
             if name in given:
@@ -57,7 +59,9 @@ class Binder:
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"torchtpu: argument {want} is a tensor, not {type(value).__name__}")
         if value.dtype != torch_dtype(str(want.dtype)):
-            raise TypeError(f"torchtpu: argument {want} does not take {str(value.dtype).removeprefix('torch.')}")
+            raise TypeError(
+                f"torchtpu: argument {want} does not take {str(value.dtype).removeprefix('torch.')}"
+            )
         if value.device.type not in ("cpu", "tpu"):
             raise TypeError(f"torchtpu: argument {want} is on {value.device}; give it on tpu or cpu")
         fits = value.dim() == len(want.shape)
@@ -81,7 +85,9 @@ class Binder:
 
 def _check_value(want: Input, value: Any) -> None:
     if isinstance(value, torch.Tensor) or type(value) is not type(want.value) or value != want.value:
-        raise ValueError(f"torchtpu: argument {want.name} was exported as {want.value!r} and is fixed, not {value!r}")
+        raise ValueError(
+            f"torchtpu: argument {want.name} was exported as {want.value!r} and is fixed, not {value!r}"
+        )
 
 
 def _spec(text: str) -> Any:

@@ -1,4 +1,6 @@
-"""The file: a zip of a description in JSON, the program as `jax.export` serializes it, and each tensor's bytes.
+"""The file: a zip of a description in JSON, a program for each platform, and each tensor's bytes.
+
+The programs are what `jax.export` serializes: StableHLO in a form that later versions read too.
 
 Nothing in it is pickled, so reading a file runs no code of its writer's. Tensors are stored once, also when
 several names share them, and not in the program.
@@ -20,7 +22,7 @@ import torch
 from torchtpu.errors import TorchTpuError
 
 FORMAT, VERSION = "torchtpu.export", 1
-DESCRIPTION, PROGRAM = "description.json", "program.bin"
+DESCRIPTION, PROGRAM, STATE = "description.json", "program/{}", "state/{}"
 Size = int | str  # a name stands for a dynamic dimension
 
 
@@ -111,26 +113,23 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def write(
-    path: str | os.PathLike[str], info: Info, program: bytes, tensors: Sequence[torch.Tensor]
+    path: str | os.PathLike[str], info: Info, programs: Mapping[str, bytes], tensors: Sequence[torch.Tensor]
 ) -> None:
-    """Write a file, complete or not at all; ``tensors`` are those of ``info.state``, on any device."""
+    """Write a file, complete or not at all: programs by platform, the tensors of ``info.state`` on any device."""
     part = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
         with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
             description = {"format": FORMAT, "version": VERSION, **asdict(info)}
             file.writestr(DESCRIPTION, json.dumps(description, indent=1))
-            file.writestr(zipfile.ZipInfo(PROGRAM), program, zipfile.ZIP_DEFLATED)
+            for platform, program in programs.items():
+                file.writestr(PROGRAM.format(platform), program, zipfile.ZIP_DEFLATED)
             for number, tensor in enumerate(tensors):
-                with file.open(_entry(number), "w", force_zip64=True) as stream:
+                with file.open(STATE.format(number), "w", force_zip64=True) as stream:
                     stream.write(_raw(tensor))
         os.replace(part, path)
     finally:
         if os.path.exists(part):
             os.remove(part)
-
-
-def _entry(number: int) -> str:
-    return f"state/{number}"
 
 
 def _raw(tensor: torch.Tensor) -> Any:
@@ -143,23 +142,29 @@ def info(path: str | os.PathLike[str]) -> Info:
     return _reading(path, _describe)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Info, bytes, list[torch.Tensor]]:
-    """All of a file: its description, the program, and ``info.state``'s tensors on the CPU.
+def read(path: str | os.PathLike[str], platform: str) -> tuple[Info, bytes, list[torch.Tensor]]:
+    """A file's description, its program for ``platform``, and ``info.state``'s tensors on the CPU.
 
-    Raises `ExportError` for what is not such a file, is damaged, or is of a newer format, OSError as `open`.
+    Raises `ExportError` for what is not such a file, is damaged, is of a newer format or has no such program,
+    OSError as `open`.
     """
 
-    def everything(file: zipfile.ZipFile) -> tuple[Info, bytes, list[torch.Tensor]]:
+    def take(file: zipfile.ZipFile) -> tuple[Info, bytes, list[torch.Tensor]]:
         found = _describe(file)
-        tensors = [_tensor(file, number, state) for number, state in enumerate(found.state)]
-        return found, file.read(PROGRAM), tensors
+        data = _program(file, found, platform)
+        return found, data, [_tensor(file, number, state) for number, state in enumerate(found.state)]
 
-    return _reading(path, everything)
+    return _reading(path, take)
 
 
-def program(path: str | os.PathLike[str]) -> tuple[Info, bytes]:
-    """A file without its tensors; raises as `read`."""
-    return _reading(path, lambda file: (_describe(file), file.read(PROGRAM)))
+def program(path: str | os.PathLike[str], platform: str) -> tuple[Info, bytes]:
+    """`read` without the tensors."""
+
+    def take(file: zipfile.ZipFile) -> tuple[Info, bytes]:
+        found = _describe(file)
+        return found, _program(file, found, platform)
+
+    return _reading(path, take)
 
 
 def _reading(path: str | os.PathLike[str], take: Callable[[zipfile.ZipFile], Any]) -> Any:
@@ -193,12 +198,18 @@ def _describe(file: zipfile.ZipFile) -> Info:
     return Info(**{name: _tupled(value) for name, value in found.items()})
 
 
+def _program(file: zipfile.ZipFile, info: Info, platform: str) -> bytes:
+    if platform not in info.platforms:
+        raise ExportError(f"was exported for {', '.join(info.platforms)}, not for {platform}")
+    return file.read(PROGRAM.format(platform))
+
+
 def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
 def _tensor(file: zipfile.ZipFile, number: int, state: State) -> torch.Tensor:
-    data = bytearray(file.read(_entry(number)))
+    data = bytearray(file.read(STATE.format(number)))
     if len(data) != state.nbytes:
         raise ExportError(f"is damaged: {state.names[0]} has {len(data)} of {state.nbytes} bytes")
     dtype = torch_dtype(state.dtype)

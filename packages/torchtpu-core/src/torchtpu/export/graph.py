@@ -24,7 +24,9 @@ def exported(
     """``what`` if it is a program, else what ``torch.export.export`` makes of a module; TypeError, ValueError."""
     if isinstance(what, ExportedProgram):
         if args is not None or kwargs is not None or dynamic_shapes is not None:
-            raise ValueError("torchtpu: a program has its arguments; give args, kwargs and dynamic_shapes for modules")
+            raise ValueError(
+                "torchtpu: a program has its arguments; give args, kwargs and dynamic_shapes for modules"
+            )
         return what
     if not isinstance(what, torch.nn.Module):
         raise TypeError(f"torchtpu: save needs a module or an ExportedProgram, not {type(what).__name__}")
@@ -40,7 +42,9 @@ def lowerable(program: ExportedProgram) -> ExportedProgram:
     """
     module = copy.deepcopy(program.graph_module)
     for node, copied in zip(program.graph.nodes, module.graph.nodes, strict=True):
-        copied.name = node.name  # the signature's; a copy gives other names where Python has a function of that name
+        copied.name = (
+            node.name
+        )  # the signature's; a copy gives other names where Python has a function of that name
     moved = ExportedProgram(
         root=module,
         graph=module.graph,
@@ -69,9 +73,9 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     table = decompositions()
     served = VALUE_OPS.keys() | DESCRIBED_OPS.keys() | STRIDED_OPS.keys()
     for op in [*torch.export.default_decompositions(), *_KEPT_BY_EXPORT]:
-        if isinstance(op, OpOverload) and _composite(op) and op not in served and serves(op) is None:
-            if table.get(op) is decomposition_table.get(op):  # no pack has a rule of its own
-                table[op] = _rule(op)
+        composite = isinstance(op, OpOverload) and _composite(op) and op not in served and serves(op) is None
+        if composite and table.get(op) is decomposition_table.get(op):  # no pack has a rule of its own
+            table[op] = _rule(op)
     return table
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,12 +30,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     Raises `ExportError` if the file is damaged, of another format, or has no program for the platform in use.
     """
     torch.empty(0, device="tpu")  # starts the device
-    info, data, tensors = container.read(path)
-    if client.platform() not in info.platforms:
-        raise ExportError(
-            f"torchtpu: {os.fspath(path)} was exported for {', '.join(info.platforms)}; "
-            f"the device runs on {client.platform()}"
-        )
+    info, data, tensors = container.read(path, client.platform())
     from jax import export
 
     try:
@@ -68,7 +62,9 @@ class Loaded(nn.Module):
                 value = nn.Parameter(value, requires_grad=False)
             for name in state.names if state.kind != "constant" else ():
                 _put(self, name, value, state.persistent)
-            self._slots.append(_slot(self, state.names[0], value) if state.kind != "constant" else (None, "", value))
+            self._slots.append(
+                _slot(self, state.names[0], value) if state.kind != "constant" else (None, "", value)
+            )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; TypeError and ValueError name an argument that does not fit."""
@@ -80,7 +76,9 @@ class Loaded(nn.Module):
 
     def train(self, mode: bool = True) -> Loaded:
         """Not possible: what the model does in training was decided when it was exported."""
-        raise NotImplementedError("torchtpu: an exported program is as it was exported, train() and eval() change nothing")
+        raise NotImplementedError(
+            "torchtpu: an exported program is as it was exported, train() and eval() change nothing"
+        )
 
     def _state(self) -> list[torch.Tensor]:
         return [value if owner is None else getattr(owner, name) for owner, name, value in self._slots]
@@ -153,35 +151,26 @@ def build(made: Any, info: Info, layouts: list[Layout], places: list[int], count
     import jax.numpy as jnp
     import numpy as np
 
-    bases: dict[int, Layout] = {}
-    for layout, place in zip(layouts, places, strict=True):
-        bases.setdefault(place, layout.base)
+    bases = {place: layout.base for layout, place in zip(layouts, places, strict=True)}
     avals: list[Any] = [jax.ShapeDtypeStruct(bases[p].shape, bases[p].np_dtype) for p in range(count)]
     avals += [jax.ShapeDtypeStruct((4,), np.uint32)] if info.draws else []
     written = sorted({places[k] for k in info.writes})
+    dtypes = [container.torch_dtype(o.dtype) for o in info.outputs if o.dtype is not None]
     results: list[Result | None] = []
 
     def fn(*flat: Any) -> list[Any]:
         arrays = [views.read(flat[p], layout) for p, layout in zip(places, layouts, strict=True)]
-        new, *rest = _split(made.call(*arrays, *flat[count:]), len(info.writes))
+        made_now = list(made.call(*arrays, *flat[count:]))
+        new, rest = made_now[: len(info.writes)], made_now[len(info.writes) :]
         buffers = {p: flat[p] for p in written}
         for k, value in zip(info.writes, new, strict=True):
             buffers[places[k]] = views.write(buffers[places[k]], layouts[k], jnp.asarray(value))
-        arrays = rest[0][: len(rest[0]) - bool(info.draws)]
-        described = [o for o in info.outputs if o.dtype is not None]
-        results[:] = [
-            Result(buffer_layout(tuple(a.shape), container.torch_dtype(o.dtype)), tuple(a.shape), None)
-            for a, o in zip(arrays, described, strict=True)
-        ]
-        return [*(buffers[p] for p in written), *rest[0]]
+        shapes = [tuple(a.shape) for a, _ in zip(rest, dtypes, strict=False)]
+        results[:] = [Result(buffer_layout(s, d), s, None) for s, d in zip(shapes, dtypes, strict=True)]
+        return [*(buffers[p] for p in written), *rest]
 
     closed = programs.trace(fn, avals)
     return Entry("exported", closed, avals, tuple(written), results, None, bool(info.draws), False)
-
-
-def _split(values: Any, count: int) -> tuple[list[Any], list[Any]]:
-    listed = list(values)
-    return listed[:count], listed[count:]
 
 
 def _launch(entry: Entry, inputs: Inputs, draws: int) -> list[Any]:

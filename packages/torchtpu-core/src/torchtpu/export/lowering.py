@@ -1,9 +1,9 @@
-"""From the graph to StableHLO: the walk that ``torch.compile`` uses, traced for several platforms at once."""
+"""From the graph to StableHLO: the walk that ``torch.compile`` uses, traced once and lowered for each platform."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,9 @@ class Wanted:
     random: bool
 
 
-def trace(lowered: ExportedProgram, wanted: Wanted, platforms: Sequence[str], generation: str | None) -> tuple[Any, int]:
+def trace(
+    lowered: ExportedProgram, wanted: Wanted, platforms: Sequence[str], generation: str | None
+) -> tuple[Any, int]:
     """The graph as a jaxpr of (arguments…, random state), and the number of its draws.
 
     The results are the new values of what is overwritten, then the graph's own, then the random state.
@@ -60,11 +62,8 @@ def trace(lowered: ExportedProgram, wanted: Wanted, platforms: Sequence[str], ge
         return [*new, *results, *([walk.state] if wanted.random else [])]
 
     avals = [*wanted.avals, *([jax.ShapeDtypeStruct((4,), np.uint32)] if wanted.random else [])]
-    with ExitStack() as stack:
-        if "tpu" in platforms:
-            stack.enter_context(selection.also_for("tpu", generation))
-        closed = _named(lambda: program.trace(fn, avals))
-    return _legal(closed, platforms), draws[0]
+    with selection.also_for("tpu", generation) if "tpu" in platforms else nullcontext():
+        return _named(lambda: program.trace(fn, avals)), draws[0]
 
 
 def _named(make: Callable[[], Any]) -> Any:
@@ -74,7 +73,9 @@ def _named(make: Callable[[], Any]) -> Any:
     except Unlowerable as error:
         raise ExportError(f"{error}{_line(error.node)}") from error
     except jax.core.InconclusiveDimensionOperation as error:
-        raise ExportError(f"torchtpu: a dynamic dimension is not supported by this program: {error}") from error
+        raise ExportError(
+            f"torchtpu: a dynamic dimension is not supported by this program: {error}"
+        ) from error
 
 
 def _line(node: fx.Node) -> str:
@@ -82,8 +83,12 @@ def _line(node: fx.Node) -> str:
     return f"\n  {places[-1]}" if places else ""
 
 
-def _legal(closed: Any, platforms: Sequence[str]) -> Any:
-    if "tpu" in platforms:
+def serialize(name: str, closed: Any, platform: str) -> bytes:
+    """The jaxpr as versioned StableHLO for ``platform``; `ExportError` with JAX's words if there is none.
+
+    Each platform has a program of its own: JAX lowers one for several with the kernels of each for all.
+    """
+    if platform == "tpu":
         why = legalize.refused(closed)
         if why is not None:
             raise ExportError(
@@ -91,12 +96,7 @@ def _legal(closed: Any, platforms: Sequence[str]) -> Any:
                 "platforms=('cpu',) exports for the CPU alone"
             )
         closed = legalize.legal(closed)
-    return safe_updates(closed, platforms)
-
-
-def serialize(name: str, closed: Any, avals: Sequence[Any], platforms: Sequence[str]) -> bytes:
-    """The jaxpr as versioned StableHLO for all of ``platforms``; `ExportError` with JAX's words if it has none."""
-    flat = core.jaxpr_as_fun(closed)
+    flat = core.jaxpr_as_fun(safe_updates(closed, platform))
 
     def call(*arrays: Any) -> Any:
         return flat(*arrays)
@@ -104,9 +104,10 @@ def serialize(name: str, closed: Any, avals: Sequence[Any], platforms: Sequence[
     call.__name__ = name
     with program.lowering():
         try:
-            return bytes(export.export(jax.jit(call, keep_unused=True), platforms=list(platforms))(*avals).serialize())
+            made = export.export(jax.jit(call, keep_unused=True), platforms=[platform])(*closed.in_avals)
+            return bytes(made.serialize())
         except (ValueError, NotImplementedError) as error:
-            raise ExportError(f"torchtpu: {name} cannot be exported for {', '.join(platforms)}: {error}") from error
+            raise ExportError(f"torchtpu: {name} cannot be exported for {platform}: {error}") from error
 
 
 def aval(value: torch.Tensor, shape: Sequence[Any]) -> Any:

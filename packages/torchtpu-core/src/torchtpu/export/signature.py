@@ -77,7 +77,9 @@ def _plain(name: str, value: Any) -> Any:
 
 def _tensor_of(arg: Any, nodes: dict[str, fx.Node], what: str) -> torch.Tensor:
     if not isinstance(arg, TensorArgument):
-        raise ExportError(f"torchtpu: {what} is a {type(arg).__name__}; only tensors and fixed values can be exported")
+        raise ExportError(
+            f"torchtpu: {what} is a {type(arg).__name__}; only tensors and fixed values can be exported"
+        )
     return nodes[arg.name].meta["val"]  # type: ignore[no-any-return]
 
 
@@ -98,15 +100,25 @@ def _states(program: ExportedProgram, lowered: ExportedProgram, nodes: dict[str,
             continue
         kind, target = _KINDS.get(spec.kind), spec.target
         if kind is None or target is None:
-            raise ExportError(f"torchtpu: {spec.target or spec.arg} is a {spec.kind.name}, which a file cannot hold")
-        value = next(d[target] for d in (program.state_dict, program.constants, lowered.constants) if target in d)
+            raise ExportError(
+                f"torchtpu: {spec.target or spec.arg} is a {spec.kind.name}, which a file cannot hold"
+            )
+        value = next(
+            d[target] for d in (program.state_dict, program.constants, lowered.constants) if target in d
+        )
         persistent = kind == "parameter" or bool(spec.persistent)
         place = keys.setdefault(_identity(value), len(state.tensors))
         state.places[nodes[spec.arg.name]] = place
         if place == len(state.tensors):
             state.tensors.append(value)
             state.found.append(
-                State(names=(target,), kind=kind, dtype=_name(value), shape=tuple(value.shape), persistent=persistent)
+                State(
+                    names=(target,),
+                    kind=kind,
+                    dtype=_name(value),
+                    shape=tuple(value.shape),
+                    persistent=persistent,
+                )
             )
         else:
             first = state.found[place]
@@ -138,7 +150,9 @@ class Dimensions:
             return int(size)
         symbol = size.node.expr
         if not symbol.is_Symbol:
-            raise ExportError(f"torchtpu: dynamic dimension {symbol} of argument {name} is not supported yet, only plain ones")
+            raise ExportError(
+                f"torchtpu: dynamic dimension {symbol} of argument {name} is not supported yet, only plain ones"
+            )
         limits = self._known[symbol]
         upper = int(limits.upper) if limits.upper.is_Integer else None
         self.ranges[str(symbol)] = int(limits.lower), upper
@@ -157,7 +171,9 @@ class Dimensions:
                 if known.upper.is_Integer:
                     limits.append(f"{symbol} <= {int(known.upper)}")
             scope = export.SymbolicScope(limits)
-            self._symbols = dict(zip(names, export.symbolic_shape(", ".join(names), scope=scope), strict=True))
+            self._symbols = dict(
+                zip(names, export.symbolic_shape(", ".join(names), scope=scope), strict=True)
+            )
         return tuple(self._symbols[s] if isinstance(s, str) else s for s in shape)
 
 

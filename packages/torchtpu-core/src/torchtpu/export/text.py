@@ -11,12 +11,13 @@ from torchtpu.export import container
 
 def render(path: str | os.PathLike[str]) -> str:
     """Inputs, outputs, stored tensors, platforms and versions of the file at ``path``."""
-    info, program = container.program(path)
+    info = container.info(path)
+    programs = {name: len(container.program(path, name)[1]) for name in info.platforms}
     parameters = [s for s in info.state if s.kind == "parameter"]
     overwritten = [s.names[0] for k, s in enumerate(info.state) if k in info.writes]
     versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
     lines = [
-        f"platforms   {', '.join(info.platforms)}",
+        *_block("platforms", (f"{name}, a program of {size(count)}" for name, count in programs.items())),
         f"written by  {versions}",
         f"precision   {info.precision} for float32 products",
         *_block("inputs", map(str, info.inputs)),
@@ -27,7 +28,6 @@ def render(path: str | os.PathLike[str]) -> str:
         f"{size(info.nbytes - sum(s.nbytes for s in parameters))}",
         *_block("overwrites", overwritten),
         *([f"random      {info.draws} operators draw from the device's generator"] if info.draws else []),
-        f"program     {size(len(program))}",
     ]
     return "\n".join([*lines, *(costs(name, found) for name, found in info.compiled.items())])
 
@@ -42,7 +42,9 @@ def _range(least: int, most: int | None) -> str:
 
 def costs(topology: str, found: Mapping[str, Any]) -> str:
     """The compiler's numbers for one topology."""
-    seconds = "" if found["seconds"] is None else f", {found['seconds'] * 1e6:.4g} µs by the compiler's estimate"
+    seconds = (
+        "" if found["seconds"] is None else f", {found['seconds'] * 1e6:.4g} µs by the compiler's estimate"
+    )
     return (
         f"on {topology}: {found['flops']:.4g} flops, {size(found['bytes_accessed'])} accessed, "
         f"{size(found['peak'])} of memory{seconds}"

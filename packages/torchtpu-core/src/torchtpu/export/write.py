@@ -44,14 +44,14 @@ def save(
     name = type(what).__name__ if isinstance(what, torch.nn.Module) else "exported"
     generation = None if topology is None else topology.partition(":")[0]
     closed, draws = lowering.trace(lowered, plan.wanted, platforms, generation)
-    data = lowering.serialize(name, closed, closed.in_avals, platforms)
+    programs = {platform: lowering.serialize(name, closed, platform) for platform in platforms}
     writes = tuple(place for place, _ in plan.wanted.writes)
     found = Info(
         versions=versions(), platforms=platforms, precision=precision.current(), writes=writes, draws=draws,
-        compiled={} if topology is None else {topology: ahead.numbers(ahead.compiled(data, topology, writes))},
+        compiled={} if topology is None else {topology: ahead.numbers(ahead.compiled(programs["tpu"], topology, writes))},
         **plan.described,
     )  # fmt: skip
-    container.write(path, found, data, plan.tensors)
+    container.write(path, found, programs, plan.tensors)
     return found
 
 

@@ -55,7 +55,11 @@ def compile_for(data: bytes, where: topology.Topology | str, quick: bool = False
 
 
 def compile_exported(
-    name: str, made: Any, donated: Sequence[int], where: topology.Topology | str, options: dict[str, Any] | None = None
+    name: str,
+    made: Any,
+    donated: Sequence[int],
+    where: topology.Topology | str,
+    options: dict[str, Any] | None = None,
 ) -> topology.Compiled:
     """Compile a `jax.export.Exported` for one device of ``where``; raises as `compile_for`."""
     client.device()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,6 @@ from jax import lax
 from jax.extend import core
 
 from torchtpu.runtime import client
-
-Update = Callable[[Any, Sequence[Any]], Any]
 
 
 def _select(base: jax.Array, part: jax.Array, *starts: jax.Array) -> jax.Array:
@@ -46,21 +44,16 @@ def bind(eqn: Any, given: Sequence[Any], **changed: Any) -> list[Any]:
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _on_cpu(eqn: Any, given: Sequence[Any]) -> Any:
-    """The update by selection where the program is run by the CPU, as it is elsewhere."""
-    return lax.platform_dependent(*given, cpu=_select, default=lambda *arrays: bind(eqn, arrays)[0])
-
-
-def _interpret(jaxpr: Any, consts: Any, args: Any, update: Update) -> list[Any]:
+def _interpret(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
         given = [v.val if isinstance(v, core.Literal) else values[v] for v in eqn.invars]
         if eqn.primitive.name == "dynamic_update_slice":
-            out = [update(eqn, given)]
+            out = [_select(*given)]
         elif eqn.primitive.name in ("jit", "pjit"):
             inner = eqn.params["jaxpr"]
-            out = _interpret(inner.jaxpr, inner.consts, given, update)
+            out = _interpret(inner.jaxpr, inner.consts, given)
         else:
             out = bind(eqn, given)
         values.update(zip(eqn.outvars, out, strict=True))
@@ -72,17 +65,15 @@ def _updates(jaxpr: Any) -> bool:
     return any(e.primitive.name == "dynamic_update_slice" for e in jaxpr.eqns) or any(map(_updates, inner))
 
 
-def safe_updates(closed: Any, platforms: Sequence[str] = ()) -> Any:
-    """A jaxpr for ``platforms``, or the one in use, with slices written by selection where XLA would go wrong.
+def safe_updates(closed: Any, platform: str | None = None) -> Any:
+    """A jaxpr for ``platform``, or the one in use, with slices written by selection where XLA would go wrong.
 
     XLA's CPU compiler (jaxlib 0.10.2) writes an update in place although the value that it writes is
     computed, in the same loop, from elements that it has overwritten: it misses that when there is a
     reshape between. So does `jax.jit` of such a function.
     """
-    platforms = platforms or (client.platform(),)
-    if "cpu" not in platforms or not _updates(closed.jaxpr):
+    if (platform or client.platform()) != "cpu" or not _updates(closed.jaxpr):
         return closed
-    update: Update = _on_cpu if len(platforms) > 1 else lambda eqn, given: _select(*given)
     with jax.enable_x64(True):
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-        return jax.jit(lambda *args: _interpret(closed.jaxpr, closed.consts, args, update)).trace(*avals).jaxpr
+        return jax.jit(lambda *args: _interpret(closed.jaxpr, closed.consts, args)).trace(*avals).jaxpr
