@@ -26,4 +26,6 @@ __all__ = sorted(_PUBLIC)
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name == "export":
+        return importlib.import_module("torchtpu.export")
     raise AttributeError(f"module 'torchtpu' has no attribute {name!r}")

@@ -186,6 +186,41 @@ def new_pack(name: str, parent: Path) -> None:
     click.echo(f"wrote {folder}\nnext: pip install -e '{folder}[test]' && pytest {folder}")
 
 
+@main.group()
+def export() -> None:
+    """Look at files of torchtpu.export, or compile them for a TPU that is not here."""
+
+
+_FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False))
+
+
+@export.command()
+@_FILE
+def show(file: str) -> None:
+    """List what the program in FILE takes and gives, its sizes, platforms and versions."""
+    from torchtpu.export import text
+
+    _told(lambda: text.render(file))
+
+
+@export.command("compile")
+@_FILE
+@click.option("--topology", required=True, help="The slice to compile for, such as v5e:2x2 or v6e:2x4.")
+def compile_export(file: str, topology: str) -> None:
+    """Compile the program in FILE for a TPU that is not here, and print its costs."""
+    os.environ["TORCHTPU_PLATFORM"] = "cpu"  # a TPU that is here is left alone
+    from torchtpu.export import ahead, text
+
+    _told(lambda: text.costs(topology, ahead.numbers(ahead.compile(file, topology))))
+
+
+def _told(make: Callable[[], str]) -> None:
+    try:
+        click.echo(make())
+    except (TorchTpuError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+
 def run() -> None:
     """The console script: adds the packs' commands first."""
     for status in registry.statuses():

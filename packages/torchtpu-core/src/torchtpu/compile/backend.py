@@ -88,8 +88,8 @@ def _compile(
 
 # Eager kernels run under Dynamo's frame evaluation after a graph break; it must not look into them.
 _OPAQUE = (
-    "torchtpu.backend", "torchtpu.compile", "torchtpu.dispatch", "torchtpu.modes", "torchtpu.runtime",
-    "torchtpu.tensors", "torchtpu.interop", "jax", "jaxlib", "ml_dtypes",
+    "torchtpu.backend", "torchtpu.compile", "torchtpu.dispatch", "torchtpu.export", "torchtpu.modes",
+    "torchtpu.runtime", "torchtpu.tensors", "torchtpu.interop", "jax", "jaxlib", "ml_dtypes",
 )  # fmt: skip
 
 

@@ -49,16 +49,28 @@ def compile_for(data: bytes, where: topology.Topology | str, quick: bool = False
 
     ``quick`` asks the compiler to try less hard.
     """
+    client.device()  # before JAX is imported by the unpickling
+    name, made, donated = pickle.loads(data)
+    return compile_exported(name, made, donated, where, QUICK if quick else None)
+
+
+def compile_exported(
+    name: str,
+    made: Any,
+    donated: Sequence[int],
+    where: topology.Topology | str,
+    options: dict[str, Any] | None = None,
+) -> topology.Compiled:
+    """Compile a `jax.export.Exported` for one device of ``where``; raises as `compile_for`."""
     client.device()
     import jax
 
     from torchtpu.runtime import program
 
     where = topology.resolved(where)
-    name, made, donated = pickle.loads(data)
     sharding = jax.sharding.SingleDeviceSharding(where.devices[0])
     with topology.refusals(name, where), program.lowering():
-        jitted = jax.jit(made.call, donate_argnums=donated, keep_unused=True, out_shardings=sharding)
+        jitted = jax.jit(made.call, donate_argnums=tuple(donated), keep_unused=True, out_shardings=sharding)
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in made.in_avals]
-        done = jitted.lower(*avals).compile(QUICK if quick else None)
+        done = jitted.lower(*avals).compile(options)
     return topology.report(name, where, done)

@@ -65,7 +65,9 @@ def used(closed: Any) -> list[int]:
 
 
 def _size(jaxpr: Any) -> int:
-    """Number of equations, those of called functions included."""
+    """Number of equations, those of called functions included; one that calls an exported program is no small one."""
+    if any(e.primitive.name == "call_exported" for e in jaxpr.eqns):
+        return SMALL
     inner = (e.params["jaxpr"].jaxpr for e in jaxpr.eqns if e.primitive.name in ("jit", "pjit"))
     return len(jaxpr.eqns) + sum(map(_size, inner))
 

@@ -65,14 +65,14 @@ def _updates(jaxpr: Any) -> bool:
     return any(e.primitive.name == "dynamic_update_slice" for e in jaxpr.eqns) or any(map(_updates, inner))
 
 
-def safe_updates(closed: Any) -> Any:
-    """A jaxpr whose slices are written by selection, where the compiler would go wrong otherwise.
+def safe_updates(closed: Any, platform: str | None = None) -> Any:
+    """A jaxpr for ``platform``, or the one in use, with slices written by selection where XLA would go wrong.
 
     XLA's CPU compiler (jaxlib 0.10.2) writes an update in place although the value that it writes is
     computed, in the same loop, from elements that it has overwritten: it misses that when there is a
     reshape between. So does `jax.jit` of such a function.
     """
-    if client.platform() != "cpu" or not _updates(closed.jaxpr):
+    if (platform or client.platform()) != "cpu" or not _updates(closed.jaxpr):
         return closed
     with jax.enable_x64(True):
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]

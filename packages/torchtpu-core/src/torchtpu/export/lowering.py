@@ -1,0 +1,115 @@
+"""From the graph to StableHLO: the walk that ``torch.compile`` uses, traced once and lowered for each platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import export
+from jax.extend import core
+from torch import fx
+from torch.export import ExportedProgram
+
+from torchtpu.compile.walk import Env, Unlowerable, Walk
+from torchtpu.export.container import ExportError
+from torchtpu.export.graph import needed
+from torchtpu.plugins import selection
+from torchtpu.runtime import legalize, program
+from torchtpu.runtime.rewrite import safe_updates
+from torchtpu.tensors.dtypes import to_numpy
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a program takes and gives: placeholders by argument (several may share one), nodes by result.
+
+    ``writes`` are the nodes that overwrite arguments, in the arguments' order, ``results`` those that follow,
+    each with the order of dimensions in which its memory lies.
+    """
+
+    places: dict[fx.Node, int]
+    avals: list[Any]
+    writes: list[tuple[int, fx.Node]]
+    results: list[tuple[fx.Node, tuple[int, ...]]]
+    random: bool
+
+
+def trace(
+    lowered: ExportedProgram, wanted: Wanted, platforms: Sequence[str], generation: str | None
+) -> tuple[Any, int]:
+    """The graph as a jaxpr of (arguments…, random state), and the number of its draws.
+
+    The results are the new values of what is overwritten, then the graph's own, then the random state.
+    """
+    draws = [0]
+
+    def fn(*flat: Any) -> list[Any]:
+        walk = Walk(lowered.graph_module, flat[-1] if wanted.random else None)
+        env: Env = {node: flat[place] for node, place in wanted.places.items()}
+        walk.run(needed(lowered.graph), env)
+        draws[0] = walk.draws
+        new = [
+            jnp.asarray(env[node]).astype(wanted.avals[place].dtype).reshape(wanted.avals[place].shape)
+            for place, node in wanted.writes
+        ]
+        results = [jnp.asarray(env[node]).transpose(order) for node, order in wanted.results]
+        return [*new, *results, *([walk.state] if wanted.random else [])]
+
+    avals = [*wanted.avals, *([jax.ShapeDtypeStruct((4,), np.uint32)] if wanted.random else [])]
+    with selection.also_for("tpu", generation) if "tpu" in platforms else nullcontext():
+        return _named(lambda: program.trace(fn, avals)), draws[0]
+
+
+def _named(make: Callable[[], Any]) -> Any:
+    """What ``make`` gives; errors name the operator and its line in the model."""
+    try:
+        return make()
+    except Unlowerable as error:
+        raise ExportError(f"{error}{_line(error.node)}") from error
+    except jax.core.InconclusiveDimensionOperation as error:
+        raise ExportError(
+            f"torchtpu: a dynamic dimension is not supported by this program: {error}"
+        ) from error
+
+
+def _line(node: fx.Node) -> str:
+    places = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
+    return f"\n  {places[-1]}" if places else ""
+
+
+def serialize(name: str, closed: Any, platform: str) -> bytes:
+    """The jaxpr as versioned StableHLO for ``platform``; `ExportError` with JAX's words if there is none.
+
+    Each platform has a program of its own: JAX lowers one for several with the kernels of each for all.
+    """
+    if platform == "tpu":
+        why = legalize.refused(closed)
+        if why is not None:
+            raise ExportError(
+                f"torchtpu: {why} run on the host of a TPU and cannot be part of its program; "
+                "platforms=('cpu',) exports for the CPU alone"
+            )
+        closed = legalize.legal(closed)
+    flat = core.jaxpr_as_fun(safe_updates(closed, platform))
+
+    def call(*arrays: Any) -> Any:
+        return flat(*arrays)
+
+    call.__name__ = name
+    with program.lowering():
+        try:
+            made = export.export(jax.jit(call, keep_unused=True), platforms=[platform])(*closed.in_avals)
+            return bytes(made.serialize())
+        except (ValueError, NotImplementedError) as error:
+            raise ExportError(f"torchtpu: {name} cannot be exported for {platform}: {error}") from error
+
+
+def aval(value: torch.Tensor, shape: Sequence[Any]) -> Any:
+    """What stands for an argument like ``value`` while JAX traces."""
+    return jax.ShapeDtypeStruct(tuple(shape), to_numpy(value.dtype))
