@@ -97,7 +97,7 @@ def main() -> None:
         run = build(args, rank, size)
         fit(run, args.out / args.model, args.resume, quiet=rank > 0)
         if rank == 0:
-            print(f"{args.model} on {size} ranks: test accuracy {100 * run.history['accuracy'][-1]:.1f} %")
+            print(f"{args.model}, {size} rank(s): test accuracy {100 * run.history['accuracy'][-1]:.1f} %")
             print(f"checkpoints: {(args.out / args.model).resolve()}")
 
 

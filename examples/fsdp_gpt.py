@@ -53,11 +53,7 @@ def split_layers(model: gpt.GPT, mesh: DeviceMesh) -> None:
     Between the two each rank works on its own heads or hidden units; the sum after the second is an all-reduce.
     """
     columns, rows, whole = ColwiseParallel(), RowwiseParallel(), Replicate()
-    ends = {
-        "bytes": RowwiseParallel(input_layouts=whole, output_layouts=whole),
-        "head": ColwiseParallel(output_layouts=whole),
-    }
-    parallelize_module(model, mesh, ends)
+    parallelize_module(model, mesh, {"bytes": RowwiseParallel(input_layouts=whole, output_layouts=whole)})
     for block in model.blocks:
         attention = {f"attention.{name}": columns for name in ("query", "key", "value")}
         plan = {**attention, "attention.out": rows, "up": columns, "down": rows}
@@ -160,7 +156,7 @@ def main() -> None:
         text = gpt.continued(run.model, b"    def ", 32, args.context)
         if rank == 0:
             last = f"loss {losses[-1]:.3f}" if losses else "nothing left to do"
-            print(f"gpt on {size} ranks: step {run.step}, {last}; continues {text!r}")
+            print(f"gpt, {size} rank(s): step {run.step}, {last}; continues {text!r}")
             print(f"checkpoints: {args.out.resolve()}")
 
 

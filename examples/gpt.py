@@ -67,12 +67,12 @@ class GPT(nn.Module):
 def corpus(limit: int = 1_000_000) -> Tensor:
     """Python's own standard library, up to ``limit`` bytes, as an int64 tensor."""
     folder = Path(sysconfig.get_path("stdlib"))
-    text = b""
+    text = bytearray()
     for path in sorted(folder.glob("*.py")):
         text += path.read_bytes()
         if len(text) >= limit:
             break
-    return torch.tensor(list(text[:limit]))
+    return torch.frombuffer(text[:limit], dtype=torch.uint8).long()
 
 
 def batch(text: Tensor, step: int, seed: int, size: int, context: int) -> tuple[Tensor, Tensor]:

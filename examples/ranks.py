@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def load(
     ``extra`` has the same names as the saved one; its ``settings``, if any, must be equal to the saved ones.
     """
     weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "extra": dict(extra)}
+    state = {"model": weights, "optimizer": moments, "extra": deepcopy(extra)}  # filled in place
     dcp.load(state, checkpoint_id=checkpoint)
     found = state["extra"]
     if found.get("settings") != extra.get("settings"):
