@@ -6,18 +6,14 @@ import sys
 import warnings
 from pathlib import Path
 
-import torch
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, DistributedSampler
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-
 import ddp_digits
 import fsdp_gpt
 import gpt
 import ranks
+import torch
 import train_digits
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
 
 from torchtpu_dist.testing import record_checks
 

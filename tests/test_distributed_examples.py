@@ -2,17 +2,18 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-for needed in ("torchtpu_dist", "sklearn", "rich", "matplotlib"):
+testing = pytest.importorskip("torchtpu_dist.testing")
+for needed in ("sklearn", "rich", "matplotlib"):
     pytest.importorskip(needed)
 
-from torchtpu_dist.testing import checks
-
+EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPT = Path(__file__).with_name("ranks_examples.py")
 FOUR = "check_sharded_on_two_dimensions"
 LIMIT = 240  # seconds, for machines that do much else
@@ -22,9 +23,9 @@ def launch(folder, size, *wanted):
     """What went wrong on each rank, and the folder with the checkpoints."""
     file = folder / "found"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    done = subprocess.run(
-        [*torchrun, str(SCRIPT), str(file), *wanted], capture_output=True, text=True, timeout=LIMIT
-    )
+    command = [*torchrun, str(SCRIPT), str(file), *wanted]
+    env = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(size)], folder
 
@@ -43,12 +44,14 @@ def four(tmp_path_factory):
 def script():
     spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [name for name in checks(SCRIPT) if name != FOUR])
+@pytest.mark.parametrize("check", [name for name in testing.checks(SCRIPT) if name != FOUR])
 def test_two_ranks(two, check):
     for rank, results in enumerate(two[0]):
         assert not results[check], f"rank {rank}: {results[check]}"

@@ -9,6 +9,7 @@ import sys
 import warnings
 from datetime import timedelta
 
+import interleaved
 import torch
 import torch.distributed as dist
 
@@ -230,6 +231,10 @@ def check_subgroups_while_ranks_differ():
     same(x, sum(values(4, rank=r) for r in range(SIZE)))
     dist.barrier(group=pair)
     dist.destroy_process_group(pair)
+
+
+def check_random_interleavings_of_groups():
+    interleaved.run(RANK, SIZE)
 
 
 def check_handles():
