@@ -4,13 +4,16 @@ A group sends CPU tensors through gloo, so the same call on CPU tensors is the i
 """
 
 import os
+import random
 import sys
 import warnings
 from datetime import timedelta
 
+import interleaved
 import torch
 import torch.distributed as dist
 
+from torchtpu.runtime import client
 from torchtpu_dist.testing import record_checks
 
 Op = dist.ReduceOp
@@ -230,6 +233,10 @@ def check_subgroups_while_ranks_differ():
     dist.destroy_process_group(pair)
 
 
+def check_random_interleavings_of_groups():
+    interleaved.run(RANK, SIZE)
+
+
 def check_handles():
     x = values(8).to("tpu")
     work = dist.all_reduce(x, async_op=True)
@@ -250,6 +257,23 @@ def check_errors_before_anything_runs():
             continue
         raise AssertionError("no error")
     both(dist.all_reduce, values(2))
+
+
+def check_ranks_keep_their_programs_on_disk():
+    import jax
+
+    from torchtpu.runtime import cache
+
+    if cache.folder() is None:
+        return
+    drawn = [random.random()]
+    dist.broadcast_object_list(drawn, 0)  # a program that no earlier run has kept, the same on every rank
+    lowered = jax.jit(lambda x: x + drawn[0]).lower(jax.device_put(1.0, client.device()))
+    cache.compile(lowered, {})
+    dist.barrier()
+    before = cache.hits[0]
+    cache.compile(lowered, {})
+    assert cache.hits[0] == before + 1
 
 
 def check_the_users_configuration():

@@ -1,7 +1,8 @@
 """Compiled programs on disk, shared by all processes of a user.
 
 A file's name is a hash of the StableHLO text, the compiler options, the versions of jax, jaxlib and
-the PJRT plug-in, and the machine, so it is valid for ever; a file that cannot be read is a miss.
+the PJRT plug-in, the machine, and the device's number among those of the job, which a file names;
+so it is valid for ever. A file that cannot be read is a miss.
 ``TORCHTPU_CACHE_DIR`` moves the folder, ``TORCHTPU_CACHE_DIR=off`` turns it off.
 """
 
@@ -49,6 +50,7 @@ def _machine() -> str:
         jaxlib.__version__,
         client.device().device_kind,
         client.device().client.platform_version,
+        f"device {client.device().id}",  # it is in the file: ranks would overwrite each other's
     ]
     if client.platform() == "cpu":
         parts += [platform.machine(), _cpu_flags()]
