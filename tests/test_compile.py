@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
+from tests.models import mlp
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -56,57 +57,6 @@ class Counted:
         self.launched = program.launches[0] - self._start[1]
 
 
-class Conv(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.head = (
-            nn.Conv2d(3, 4, 3, padding=1, bias=False),
-            nn.BatchNorm2d(4),
-            nn.Linear(4, 5),
-        )
-
-    def forward(self, x):
-        return self.head(
-            F.adaptive_avg_pool2d(F.max_pool2d(F.relu(self.norm(self.conv(x))), 2), 1).flatten(1)
-        )
-
-
-class Gpt(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(11, 16), nn.Embedding(6, 16)
-        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
-        self.mlp = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-
-    def forward(self, ids):
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
-        q, k, v = self.qkv(self.norm(x)).view(*ids.shape, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(*x.shape))
-        return (x + self.mlp(x)) @ self.tokens.weight.t()
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 5)
-
-    def forward(self, x):
-        return self.head(self.cell(x)[0][:, -1])
-
-
-def bert():
-    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    return nn.Sequential(nn.Embedding(11, 16), layer, nn.Linear(16, 5))
-
-
-MODELS = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 5)), lambda: torch.randn(4, 7)),
-    "conv": (Conv, lambda: torch.randn(2, 3, 8, 8)),
-    "gpt": (Gpt, lambda: torch.randint(0, 11, (2, 6))),
-    "bert": (bert, lambda: torch.randint(0, 11, (2, 6))),
-    "lstm": (Recurrent, lambda: torch.randn(3, 5, 4)),
-}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, 0.01),
@@ -115,10 +65,9 @@ OPTIMIZERS = {
 }
 
 
-def pair(name):
-    make, data = MODELS[name]
-    model, x = make(), data()
-    return model, copy.deepcopy(model).to("tpu"), x
+def pair():
+    model = mlp()
+    return model, copy.deepcopy(model).to("tpu"), torch.randn(4, 7)
 
 
 def train(model, optimizer, loss, step, x):
@@ -133,28 +82,9 @@ def squares(model, x):
     return model(x).float().pow(2).mean()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_model_forward_and_training(name):
-    # Dynamo has no rule for nn.LSTM unless asked; ATen's lstm is traced then
-    with torch._dynamo.config.patch(allow_rnn=True):
-        host, device, x = pair(name)
-        with torch.no_grad():
-            close([compiled(device.eval())(x.to("tpu"))], [host.eval()(x)])
-        host.train(), device.train()
-        first, second = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (host, device))
-        loss, step = compiled(squares), torch.compile(second.step, backend="tpu")
-        torchtpu.reset_fallbacks()
-        for _ in range(3):
-            want = train(host, first, squares, first.step, x)
-            close([train(device, second, loss, step, x.to("tpu"))], [want])
-        close(device.parameters(), host.parameters())
-        close(device.buffers(), host.buffers())
-        assert only_torchs_own_breaks() and not torchtpu.fallbacks()
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer(name):
-    host, device, x = pair("mlp")
+    host, device, x = pair()
     first, second = OPTIMIZERS[name](host.parameters()), OPTIMIZERS[name](device.parameters())
     step = torch.compile(second.step, backend="tpu")
     for _ in range(4):
@@ -166,7 +96,7 @@ def test_optimizer(name):
 
 @pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
 def test_whole_step_is_three_graphs_and_settles(mode):
-    host, device, x = pair("mlp")
+    host, device, x = pair()
     first, second = (torch.optim.AdamW(m.parameters(), 0.01) for m in (host, device))
     moved = x.to("tpu")
 
@@ -188,7 +118,7 @@ def test_whole_step_is_three_graphs_and_settles(mode):
 
 
 def test_fused_mode_joins_the_graphs_of_a_step():
-    _, device, x = pair("mlp")
+    _, device, x = pair()
     optimizer, moved = torch.optim.SGD(device.parameters(), 0.01), x.to("tpu")
     run = torch.compile(
         lambda: train(device, optimizer, squares, optimizer.step, moved).detach(), backend="tpu"
