@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchtpu.plugins import Pack, newop, registry
+from torchtpu.plugins import Pack, newop, opschema, registry
 
 pack = Pack(api="1.0")
 
@@ -115,14 +115,14 @@ def test_the_third_derivative_is_refused():
 )
 def test_schemas_that_cannot_be_served(schema, words):
     with pytest.raises(ValueError, match=words):
-        newop.check(schema)
+        opschema.check(schema)
 
 
 def test_a_name_has_one_schema():
     name = f"newop::t{uuid.uuid4().hex}"
-    newop.define(f"{name}(Tensor x) -> Tensor", jnp.sin)
+    newop.define(newop.Definition(schema=f"{name}(Tensor x) -> Tensor", fn=jnp.sin))
     with pytest.raises(ValueError, match="defined already"):
-        newop.define(f"{name}(Tensor x, Tensor y) -> Tensor", jnp.sin)
+        newop.define(newop.Definition(schema=f"{name}(Tensor x, Tensor y) -> Tensor", fn=jnp.sin))
 
 
 SCRIPT = """
