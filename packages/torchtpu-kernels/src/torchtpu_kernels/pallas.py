@@ -5,9 +5,11 @@ A kernel that was written for a TPU is interpreted where there is none, so the s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -48,17 +50,18 @@ def jax_op(
     ``reference``: a JAX function that serves where ``fn``, which is for TPUs, cannot; without it ``fn`` does.
     ``donate_argnums``: arguments that the caller will not read again. It is checked and promises nothing: the
     tensors stay valid, and compiled programs reuse what memory they can.
-    ``mesh`` and the partition specs: of one device, as a process has one.
+    ``mesh``: of one device, as a process has one; ``input_partition_specs`` say how arguments lie on it.
 
     Raises ValueError for a name that is taken or not of that form, TypeError for a function that has no schema,
     NotImplementedError for a mesh of more devices. A call raises TypeError if ``fn`` returns anything but what
     it was annotated with, and NotImplementedError for CPU tensors.
     """
-    if fn is None:
-        return lambda decorated: _defined(
-            name, decorated, donate_argnums, mesh, static_argnames, backward, reference
-        )
-    return _defined(name, fn, donate_argnums, mesh, static_argnames, backward, reference)
+    placed = _Placed(mesh, input_partition_specs, output_partition_specs)
+
+    def define(decorated: Callable[..., Any]) -> NewOp:
+        return _defined(name, decorated, donate_argnums, placed, static_argnames, backward, reference)
+
+    return define if fn is None else define(fn)
 
 
 def get_pallas_mesh(axis_names: Sequence[str], mesh_shape: Sequence[int] | None = None) -> Any:
@@ -70,14 +73,15 @@ def get_pallas_mesh(axis_names: Sequence[str], mesh_shape: Sequence[int] | None 
     if len(shape) != len(tuple(axis_names)):
         raise ValueError(f"mesh_shape {shape} has not one size for each of the axes {tuple(axis_names)}")
     _one_device("get_pallas_mesh", math.prod(shape))
-    return jax.sharding.AbstractMesh(shape, tuple(axis_names))
+    auto = (jax.sharding.AxisType.Auto,) * len(shape)
+    return jax.sharding.AbstractMesh(shape, tuple(axis_names), axis_types=auto)
 
 
 def _defined(
     name: str,
     fn: Callable[..., Any],
     donated: int | Sequence[int] | None,
-    mesh: Any,
+    placed: _Placed,
     static_argnames: Collection[str] | None,
     backward: Any,
     reference: Callable[..., Any] | None,
@@ -86,8 +90,8 @@ def _defined(
         raise ValueError(f'{name}: backward is None, "vjp" or a function, not {backward!r}')
     spec = operator(name, fn, static_argnames)
     _check_donated(name, spec, donated)
-    if mesh is not None:
-        _one_device(name, mesh.size)
+    placed.check(name, spec)
+    fn = placed.around(fn, spec)
     kernels = () if reference is None else (_kernel(name, _called(name, fn, spec)),)
     definition = Definition(
         schema=spec.schema,
@@ -98,6 +102,41 @@ def _defined(
         host=False,
     )
     return add_operator(definition, kernels)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A mesh of one device, and how arguments and results lie on it."""
+
+    mesh: Any
+    inputs: Sequence[Any] | None
+    outputs: Sequence[Any] | None
+
+    def check(self, name: str, spec: Operator) -> None:
+        """Raise for a mesh that is no mesh of ours, or for more specs than there are tensors."""
+        if self.mesh is not None:
+            _one_device(name, self.mesh.size)
+        elif self.inputs is not None or self.outputs is not None:
+            raise ValueError(f"{name}: partition specs need a mesh")
+        if len(self.inputs or ()) > len(spec.names):
+            raise ValueError(f"{name}: {len(self.inputs or ())} input specs, {len(spec.names)} arguments")
+
+    def around(self, fn: Callable[..., Any], spec: Operator) -> Callable[..., Any]:
+        """``fn`` with arguments that bear their specs, where the mesh's axes are explicit in JAX's types."""
+        explicit = self.mesh is not None and jax.sharding.AxisType.Explicit in self.mesh.axis_types
+        if not explicit or not self.inputs:
+            return fn
+        specs = dict(zip(spec.names, self.inputs, strict=False))
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(spec.names, args, strict=False)), **kwargs}
+            for name, value in given.items():
+                if specs.get(name) is not None and isinstance(value, jax.Array):
+                    where = jax.sharding.NamedSharding(self.mesh, specs[name])
+                    given[name] = jax.sharding.reshard(value, where)
+            return spec.call(fn, list(given.values())[: len(args)], {n: given[n] for n in kwargs})
+
+        return functools.wraps(fn)(run) if hasattr(fn, "__name__") else run
 
 
 def _check_donated(name: str, spec: Operator, donated: int | Sequence[int] | None) -> None:
@@ -155,13 +194,10 @@ def _shown(found: Any) -> str:
 
 
 def _named(backward: Callable[..., Any], spec: Operator) -> Callable[..., Any]:
-    """``backward`` with the operator's arguments in place and tuples where they are wanted."""
+    """``backward`` on the gradients, the results and the schema's arguments."""
 
     def run(grads: Any, results: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(spec.names, args, strict=False)), **kwargs}
-        given = {n: tuple(v) if n in spec.tuples and v is not None else v for n, v in given.items()}
-        return backward(grads, results, *[v for n, v in given.items() if n not in kwargs],
-                        **{n: given[n] for n in kwargs})  # fmt: skip
+        return spec.call(backward, args, kwargs, grads, results)
 
     return run
 

@@ -21,23 +21,23 @@ _LISTS = (list, tuple, collections.abc.Sequence)
 class Operator:
     """The schema of a function, and how the function is called with the schema's arguments.
 
-    ``names`` are its arguments in order, those of ``by_name`` go as keywords, ``tuples`` as tuples; ``static``
-    are Python values that no program has as inputs. ``results`` counts its arrays, None for a list of them.
+    ``names`` are its arguments in order, ``tuples`` those that are annotated as tuples; ``static`` are Python
+    values that no program has as inputs. ``results`` counts its arrays, None for a list of them.
     """
 
     schema: str
     names: tuple[str, ...]
-    by_name: frozenset[str]
     static: tuple[str, ...]
     tuples: frozenset[str]
     results: int | None
 
-    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """``fn`` on the schema's arguments."""
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *first: Any) -> Any:
+        """``fn`` on ``first`` and the arguments as torch passes them."""
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         given = {n: tuple(v) if n in self.tuples and v is not None else v for n, v in given.items()}
-        positional = [v for n, v in given.items() if n not in self.by_name]
-        return fn(*positional, **{n: v for n, v in given.items() if n in self.by_name})
+        if isinstance(fn, functools.partial) and fn.keywords:
+            return fn(*first, **given)  # a bound keyword may stand before others
+        return fn(*first, *list(given.values())[: len(args)], **{n: given[n] for n in kwargs})
 
 
 def operator(name: str, fn: Callable[..., Any], static_argnames: Collection[str] | None = None) -> Operator:
@@ -69,7 +69,6 @@ def operator(name: str, fn: Callable[..., Any], static_argnames: Collection[str]
     return Operator(
         schema=f"{name}({', '.join(shown)}) -> {results}",
         names=tuple(kinds),
-        by_name=frozenset(p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY),
         static=tuple(static),
         tuples=frozenset(n for n in kinds if get_origin(_without_none(hints.get(n))[0]) is tuple),
         results=count,

@@ -56,12 +56,10 @@ def given(schema: str, backward: Callable[..., Any]) -> Callable[..., Any]:
 
         rest = iter(grads)
         shown = [next(rest) if _inexact(o) else None for o in outputs]
-        single = len(outputs) == 1
-        found = backward(
-            shown[0] if single else tuple(shown), outputs[0] if single else tuple(outputs), *args, **kwargs
-        )
-        found = list(found) if isinstance(found, list | tuple) else [found]
+        first = [v[0] if len(outputs) == 1 else tuple(v) for v in (shown, outputs)]
         bound = signature(schema).bind(args, kwargs)
+        found = signature(schema).call(lambda *a, **k: backward(*first, *a, **k), bound)
+        found = list(found) if isinstance(found, list | tuple) else [found]
         tensors = jax.tree.leaves([v for n, v in bound.items() if n in signature(schema).tensors])
         wanted = [t for t in tensors if _inexact(t)]
         if len(found) != len(wanted):
