@@ -65,7 +65,9 @@ def operator(name: str, fn: Callable[..., Any], static_argnames: Collection[str]
         shown.append(f"{kinds[p.name]} {p.name}{default}")
     results, count = _results(name, hints.get("return"))
     numbers = [n for n, kind in kinds.items() if "Tensor" not in kind]
-    static = [n for n in numbers if static_argnames is None or n in static_argnames or "float" not in kinds[n]]
+    static = [
+        n for n in numbers if static_argnames is None or n in static_argnames or "float" not in kinds[n]
+    ]
     return Operator(
         schema=f"{name}({', '.join(shown)}) -> {results}",
         names=tuple(kinds),
@@ -103,7 +105,9 @@ def _parameters(name: str, fn: Callable[..., Any]) -> list[inspect.Parameter]:
     found = list(inspect.signature(fn).parameters.values())
     for p in found:
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise TypeError(f"{name}: {p} has no place in a schema; annotate one argument with list[jax.Array]")
+            raise TypeError(
+                f"{name}: {p} has no place in a schema; annotate one argument with list[jax.Array]"
+            )
     return found
 
 
@@ -129,20 +133,18 @@ def _is_list_of_tensors(hint: Any) -> bool:
 def _kind(name: str, p: inspect.Parameter, hint: Any, static: Collection[str]) -> str:
     """The schema's type of an argument."""
     if hint is None:
-        guessed = None if p.default is p.empty else type(p.default)
-        if guessed in _PLAIN:
-            return _PLAIN[guessed]
+        if type(p.default) in _PLAIN:
+            return _PLAIN[type(p.default)]
         if p.name in static:
             raise TypeError(f"{name}: annotate static argument {p.name!r} with int, float, bool or str")
         return "Tensor?" if p.default is None else "Tensor"
     inner, optional = _without_none(hint)
     if get_origin(inner) is typing.Literal:
         inner = type(get_args(inner)[0])
-    kind = "Tensor" if _is_tensor(inner) else _PLAIN.get(inner)
+    kind = _element(inner)
     if kind is None and get_origin(inner) in _LISTS:
         items = {*get_args(inner)} - {...}
-        item = items.pop() if len(items) == 1 else None
-        element = "Tensor" if _is_tensor(item) else _PLAIN.get(item)
+        element = _element(items.pop()) if len(items) == 1 else None
         kind = None if element is None else f"{element}[]"
     if kind is None:
         raise TypeError(
@@ -150,6 +152,10 @@ def _kind(name: str, p: inspect.Parameter, hint: Any, static: Collection[str]) -
             "float, bool, str, lists and tuples of one of them, and Optional; bind others with functools.partial"
         )
     return kind + ("?" if optional or p.default is None else "")
+
+
+def _element(hint: Any) -> str | None:
+    return "Tensor" if _is_tensor(hint) else _PLAIN.get(hint)
 
 
 def _default(name: str, p: inspect.Parameter) -> str:

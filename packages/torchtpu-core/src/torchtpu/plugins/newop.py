@@ -253,6 +253,7 @@ def _autograd(definition: Definition) -> Callable[..., Any]:
             for n, v in bound.items()
             if n not in given.keyword_only
         ]
-        return tuple(back) if len(back) > 1 else back[0]
+        count = len(ctx.needs_input_grad)  # torch leaves out what has its default
+        return tuple(back[:count]) if count > 1 else back[0]
 
     return pull

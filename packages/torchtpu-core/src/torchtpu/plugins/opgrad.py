@@ -66,7 +66,10 @@ def given(schema: str, backward: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError(
                 f"{name_of(schema)}: its backward gave {len(found)} gradients for {len(wanted)} floating tensors"
             )
-        return [_fitting(schema, jnp.zeros_like(w) if f is None else f, w) for f, w in zip(found, wanted, strict=True)]
+        return [
+            _fitting(schema, jnp.zeros_like(w) if f is None else f, w)
+            for f, w in zip(found, wanted, strict=True)
+        ]
 
     grads_of.__doc__ = f"The gradients of {name_of(schema)}."
     return grads_of
