@@ -262,9 +262,13 @@ def test_a_function_whose_arguments_a_partial_has_bound():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_kernel_is_compiled_for_a_tpu_that_is_not_here(dtype):
-    with torchtpu.mode("strict"), topology.targeting("v5e:2x2"), topology.collect() as found:
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, "HIGH"), (torch.bfloat16, "HIGHEST")], ids=str
+)
+def test_the_kernel_is_compiled_for_a_tpu_that_is_not_here(dtype, precision):
+    """In precisions that the compiler of kernels does not take."""
+    precise = torch.tpu.precision(getattr(torch.tpu.Precision, precision))
+    with precise, torchtpu.mode("strict"), topology.targeting("v5e:2x2"), topology.collect() as found:
         x = torch.randn(128, 256, dtype=dtype, device="tpu", requires_grad=True)
         matmul(x, x.detach().t().contiguous()).sum().backward()
     programs = [p for p in found if "jaxop_matmul" in p.name]

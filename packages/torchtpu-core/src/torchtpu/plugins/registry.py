@@ -139,12 +139,16 @@ def _merge(status: Status, lowerings: dict[str, Lowering], named: dict[tuple[str
 def define_operators() -> None:
     """Define every new operator of the packs with torch; one that torch refuses is told and left out."""
     for name, record in registry().lowerings.items():
-        # derivatives come when they are needed
-        if record.schema is not None and "(Tensor[] grads" not in record.schema and name not in _added[0]:
+        if record.schema is not None and not _is_derivative(record) and name not in _added[0]:
             try:
                 newop.define(Definition.of(record))
             except (RuntimeError, ValueError) as error:
                 discovery.refused_operator(record, error)
+
+
+def _is_derivative(record: Lowering) -> bool:
+    """Whether only autograd calls the operator; such come when they are needed."""
+    return "(Tensor[] grads" in (record.schema or "")
 
 
 def add_operator(definition: Definition, kernels: tuple[Kernel, ...] = ()) -> NewOp:
@@ -166,11 +170,16 @@ def add_operator(definition: Definition, kernels: tuple[Kernel, ...] = ()) -> Ne
 
 
 def _with_added(found: Registry) -> Registry:
+    """The packs' records and those of programs, which were there first; a pack's of the same name is refused."""
     lowerings, kernels = _added
+    for name in sorted(lowerings.keys() & found.lowerings.keys()):
+        theirs = found.lowerings[name]
+        if theirs is not lowerings[name] and not _is_derivative(theirs):
+            discovery.refused_operator(theirs, ValueError("a program has defined it before"))
     return replace(
         found,
-        lowerings=MappingProxyType({**lowerings, **found.lowerings}),
-        kernels=MappingProxyType({**kernels, **found.kernels}),
+        lowerings=MappingProxyType({**found.lowerings, **lowerings}),
+        kernels=MappingProxyType({**found.kernels, **kernels}),
     )
 
 

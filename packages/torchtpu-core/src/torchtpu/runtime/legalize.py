@@ -38,12 +38,22 @@ def _convert(eqn: Any) -> Any:
     return call.replace(invars=eqn.invars, outvars=eqn.outvars)
 
 
-def _narrow_product(eqn: Any) -> Any:
-    """A product of bfloat16 is exact in one pass; in a Pallas kernel the compiler takes no other precision."""
-    narrow = all(v.aval.dtype == jnp.bfloat16 for v in eqn.invars)
-    if not narrow or eqn.params["precision"] is None:
+def _kernel(eqn: Any) -> Any:
+    """A Pallas kernel whose matrix products have precisions that Mosaic takes."""
+    body = _jaxpr(eqn.params["jaxpr"], {"dot_general": _product})
+    same = body is eqn.params["jaxpr"]
+    return eqn if same else eqn.replace(params={**eqn.params, "jaxpr": body})
+
+
+def _product(eqn: Any) -> Any:
+    """A product in a kernel: full or one pass for float32, nothing stated for narrower types, exact in one pass."""
+    stated = eqn.params["precision"]
+    if not isinstance(stated, tuple):
         return eqn
-    return eqn.replace(params={**eqn.params, "precision": None})
+    wide = all(v.aval.dtype == np.float32 for v in eqn.invars)
+    high, highest = lax.Precision.HIGH, lax.Precision.HIGHEST
+    taken = tuple(highest if p == high else p for p in stated) if wide else None
+    return eqn if taken == stated else eqn.replace(params={**eqn.params, "precision": taken})
 
 
 def _interpreted(eqn: Any) -> Any:
@@ -52,7 +62,7 @@ def _interpreted(eqn: Any) -> Any:
 
 
 RULES: dict[str, dict[str, Rule]] = {
-    "tpu": {"convert_element_type": _convert, "dot_general": _narrow_product},
+    "tpu": {"convert_element_type": _convert, "pallas_call": _kernel},
     "cpu": {"pallas_call": _interpreted},
 }
 
