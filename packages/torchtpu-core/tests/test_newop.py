@@ -159,7 +159,8 @@ def test_an_operator_that_no_pack_has(mode, recwarn):
         add_operator(definition)
 
 
-def test_a_pack_that_comes_with_an_operator_of_the_same_name():
+def test_a_pack_that_comes_with_an_operator_of_the_same_name(monkeypatch):
+    monkeypatch.setenv("TORCHTPU_STRICT_PACKS", "1")
     name = f"newop::t{uuid.uuid4().hex}"
     add_operator(Definition(schema=f"{name}(Tensor x) -> Tensor", fn=lambda x: x + 1))
     late = Pack(api="1.0")

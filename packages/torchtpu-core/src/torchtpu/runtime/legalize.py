@@ -69,8 +69,8 @@ RULES: dict[str, dict[str, Rule]] = {
 
 def legal(closed: Any, platform: str) -> Any:
     """``closed`` with every equation that a rule of the platform names replaced, in inner programs too."""
-    rules = RULES.get(platform, {})
-    return closed.replace(jaxpr=_jaxpr(closed.jaxpr, rules)) if rules else closed
+    new = _jaxpr(closed.jaxpr, RULES.get(platform, {}))
+    return closed if new is closed.jaxpr else closed.replace(jaxpr=new)
 
 
 _SOLVERS = "lu qr geqrf geqp3 householder_product eigh eig svd schur hessenberg tridiagonal"
