@@ -1,5 +1,6 @@
 """Writes the reference when the site is built: signatures and docstrings as they are in the code."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -26,8 +27,8 @@ def _foreign(value):
 
 def entries(name):
     """One section for each public name of a module."""
-    if name == "torch.tpu":
-        module = importlib.import_module("torch").tpu
+    if name.startswith("torch."):
+        module = functools.reduce(getattr, name.split(".")[1:], importlib.import_module("torch"))
     else:
         module = importlib.import_module(name)
     seen, parts = {}, []

@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import jax
 import pytest
 import torch
 
@@ -80,6 +81,25 @@ def test_a_key_is_decided_once(relu):
         for _ in range(3):
             assert torch.relu(torch.ones(2, 8, device="tpu")).unique().tolist() == [7.0]
         assert [d.chosen for d in selection.decisions()] == ["acme.k"]
+
+
+def doubled(x):
+    from jax.experimental import pallas as pl
+
+    def body(x_ref, out_ref):
+        out_ref[...] = x_ref[...] * 2
+
+    block = pl.BlockSpec((1, x.shape[1]), lambda i: (i, 0))
+    call = pl.pallas_call(body, grid=(x.shape[0],), in_specs=[block], out_specs=block, out_shape=x)
+    return jax.lax.cond(x.shape[0] > 1, call, lambda x: x, x)  # a kernel within another program
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
+def test_a_pallas_kernel_is_interpreted_where_there_is_no_tpu(relu, mode, monkeypatch):
+    monkeypatch.setenv("TORCHTPU_KERNELS", "require")
+    x = torch.randn(2, 8)
+    with torchtpu.mode(mode):
+        assert relu(pack_with(doubled), x).equal(x * 2)
 
 
 def test_torch_compile_chooses_as_well(relu):

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchtpu.plugins import Pack, newop, registry
+import torchtpu
+from torchtpu.errors import PackError
+from torchtpu.plugins import Definition, Pack, add_operator, newop, opschema, registry
 
 pack = Pack(api="1.0")
 
@@ -25,6 +27,20 @@ def swiglu(gate, up, scale=1.0):
 def many(xs, index):
     """The rows of the sum that ``index`` names, and ``index`` again."""
     return sum(xs)[index], index
+
+
+@pack.op("newop::own(Tensor x, Tensor y, int n=2) -> (Tensor, Tensor)", backward=lambda g, out, x, y, n: (
+    g[0] * out[0] * n, None
+))  # fmt: skip
+def own(x, y, n=2):
+    """An exponential whose gradient is not the true one, so that it is seen who gave it."""
+    return jnp.exp(x) * y, jnp.arange(n)
+
+
+@pack.op("newop::flat(Tensor x) -> Tensor", backward=None)
+def flat(x):
+    """The sign."""
+    return jnp.sign(x)
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +121,55 @@ def test_the_third_derivative_is_refused():
         torch.autograd.grad(g.sum(), x)
 
 
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
+def test_a_gradient_that_the_pack_gives(device):
+    x = torch.randn(3, device=device, requires_grad=True)
+    y = torch.ones(3, device=device, requires_grad=True)
+    out, steps = own(x, y)
+    assert steps.tolist() == [0, 1]
+    out.sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), 2 * x.detach().cpu().exp())
+    assert y.grad.tolist() == [0.0] * 3
+    again = torch.autograd.grad(own(x, y)[0].sum(), x, create_graph=True)[0]
+    with pytest.raises(NotImplementedError, match="own_backward has no derivative"):
+        again.sum().backward()
+
+
+def test_no_gradient():
+    out = flat(torch.ones(2, requires_grad=True))
+    with pytest.raises(
+        NotImplementedError, match="flat has no derivative: it was defined with backward=None"
+    ):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
+def test_an_operator_that_no_pack_has(mode, recwarn):
+    name = f"newop::t{uuid.uuid4().hex}"
+    definition = Definition(schema=f"{name}(Tensor x) -> Tensor", fn=lambda x: x**3)
+    cube = add_operator(definition)
+    with torchtpu.mode(mode), registry.use({}):  # other packs leave it in place
+        x = torch.tensor([1.0, -2.0], device="tpu", requires_grad=True)
+        for _ in range(3):  # the first call makes the program, the others find it
+            out = cube(x)
+            assert out.tolist() == [1.0, -8.0]
+            assert torch.autograd.grad(out, x, torch.ones_like(out.detach()))[0].tolist() == [3.0, 12.0]
+    assert not [w for w in recwarn if name in str(w.message)]
+    with pytest.raises(ValueError, match="is defined already; choose another name"):
+        add_operator(definition)
+
+
+def test_a_pack_that_comes_with_an_operator_of_the_same_name(monkeypatch):
+    monkeypatch.setenv("TORCHTPU_STRICT_PACKS", "1")
+    name = f"newop::t{uuid.uuid4().hex}"
+    add_operator(Definition(schema=f"{name}(Tensor x) -> Tensor", fn=lambda x: x + 1))
+    late = Pack(api="1.0")
+    late.op(f"{name}(Tensor x) -> Tensor")(lambda x: x - 1)
+    words = f"{name} of late 0 cannot be defined: a program has defined it"
+    with pytest.raises(PackError, match=words), registry.use({"late": late}):
+        pass
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -115,14 +180,14 @@ def test_the_third_derivative_is_refused():
 )
 def test_schemas_that_cannot_be_served(schema, words):
     with pytest.raises(ValueError, match=words):
-        newop.check(schema)
+        opschema.check(schema)
 
 
 def test_a_name_has_one_schema():
     name = f"newop::t{uuid.uuid4().hex}"
-    newop.define(f"{name}(Tensor x) -> Tensor", jnp.sin)
+    newop.define(newop.Definition(schema=f"{name}(Tensor x) -> Tensor", fn=jnp.sin))
     with pytest.raises(ValueError, match="defined already"):
-        newop.define(f"{name}(Tensor x, Tensor y) -> Tensor", jnp.sin)
+        newop.define(newop.Definition(schema=f"{name}(Tensor x, Tensor y) -> Tensor", fn=jnp.sin))
 
 
 SCRIPT = """

@@ -1,3 +1,3 @@
-"""Pallas kernels for torchtpu; none yet."""
+"""Pallas kernels and JAX functions as torch operators; see `torchtpu_kernels.pallas`."""
 
 __version__ = "0.1.0"

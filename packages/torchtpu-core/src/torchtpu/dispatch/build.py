@@ -301,6 +301,8 @@ def _ordered(shape: tuple[int, ...], dtype: torch.dtype, order: tuple[int, ...])
 
 def _cpu_error(call: Call) -> Exception | None:
     """The error that CPU raises for the same shapes and dtypes; its words are what users know."""
+    if call.family.lowering is not None and call.family.lowering.schema is not None:
+        return None  # a new operator's shapes come from the function that raised
 
     def host(hole: TensorHole) -> torch.Tensor:
         layout = call.layouts[hole.index]
@@ -385,10 +387,12 @@ def build(call: Call) -> Entry:
     if any(len({x for p, x in zip(call.places, call.layouts, strict=True) if p == w}) > 1 for w in writes):
         closed = safe_updates(closed)  # what is written may be read elsewhere in the same storage
     first = results[0] if len(results) == 1 else None
-    single = first is not None and first.strides is None and first.layout.nbytes > 0
+    plan = _shape(call, tree, len(results))
+    bare = plan == [None]  # not a list of one tensor
+    single = bare and first is not None and first.strides is None and first.layout.nbytes > 0
     name = op_name(family.op).replace("::", "_").replace(".", "_")
     return Entry(
-        name, closed, avals, writes, results, _shape(call, tree, len(results)), lowering.rng,
+        name, closed, avals, writes, results, plan, lowering.rng,
         simple=not lowering.rng and ((not writes and single) or (writes == (0,) and not results)),
         numbers=len(call.kinds), call=call,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The only surface that packs import."""
 
 from torchtpu.plugins.hookspecs import hookimpl
+from torchtpu.plugins.newop import Definition, NewOp
 from torchtpu.plugins.pack import Pack
 from torchtpu.plugins.records import (
     CallSpec,
@@ -17,6 +18,7 @@ from torchtpu.plugins.records import (
     ShardingRule,
     TensorSpec,
 )
+from torchtpu.plugins.registry import add_operator
 from torchtpu.plugins.selection import Decision, decisions
 
 __all__ = [
@@ -25,16 +27,19 @@ __all__ = [
     "Collective",
     "Decision",
     "Decomposition",
+    "Definition",
     "Finding",
     "GraphPass",
     "Kernel",
     "Lowering",
     "Namespace",
+    "NewOp",
     "Origin",
     "Pack",
     "Probe",
     "ShardingRule",
     "TensorSpec",
+    "add_operator",
     "decisions",
     "hookimpl",
 ]

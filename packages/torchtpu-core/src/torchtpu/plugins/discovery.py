@@ -13,7 +13,7 @@ from typing import Any
 import pluggy
 
 from torchtpu.errors import PackApiError, PackError
-from torchtpu.plugins import hookspecs, newop
+from torchtpu.plugins import hookspecs, opschema
 from torchtpu.plugins.fingerprint import fingerprint
 from torchtpu.plugins.pack import PACK_API, Pack, check_api
 from torchtpu.plugins.records import Lowering, Origin
@@ -122,7 +122,7 @@ def _records(plugin: Any, status: Status) -> dict[str, list[Any]]:
 
 def _stamped(record: Any, status: Status) -> Any:
     if isinstance(record, Lowering) and record.schema is not None:
-        newop.check(record.schema)
+        opschema.check(record.schema)
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         raise TypeError(f"a hook returned {record!r}, not a record")
     return dataclasses.replace(record, origin=status.origin)

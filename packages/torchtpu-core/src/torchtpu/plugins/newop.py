@@ -8,308 +8,252 @@ CPU tensors by running it, its gradients by `jax.vjp`. The gradient is an operat
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
+from torchtpu.plugins import opgrad
+from torchtpu.plugins.opschema import backward_schema, check, name_of, signature
+from torchtpu.plugins.opvalues import on_cpu, shapes
 from torchtpu.plugins.records import Lowering
 
 _lock = threading.RLock()
-_defined: dict[str, tuple[str, Any, Any]] = {}  # name → schema, library, overload
+_defined: dict[str, _Defined] = {}
 ORDER = 2  # derivatives of this order and below have an operator
+Backward = Literal["vjp"] | Callable[..., Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """A new operator: its schema and ``fn``, the JAX function of its arguments in the schema's order.
+
+    ``backward`` is ``"vjp"``, None for no gradient, or a JAX function of (gradients, results, arguments…).
+    ``static`` names numbers that must be Python values. ``around`` is applied to ``fn`` and to each derivative
+    after it was made: what all of them are traced in. ``host`` says whether CPU tensors are served.
+    """
+
+    schema: str
+    fn: Callable[..., Any]
+    backward: Backward = "vjp"
+    static: tuple[str, ...] = ()
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    host: bool = True
+    order: int = ORDER
+
+    @classmethod
+    def of(cls, record: Lowering) -> Definition:
+        """That of a pack's record, which has a schema."""
+        assert record.schema is not None
+        return cls(schema=record.schema, fn=record.fn, backward=record.backward, static=record.static)
+
+    @cached_property
+    def name(self) -> str:
+        """``ns::name[.overload]``."""
+        return name_of(self.schema)
+
+    @cached_property
+    def reference(self) -> Callable[..., Any]:
+        """The function that defines values and shapes."""
+        return self.fn if self.around is None else self.around(self.fn)
+
+    @cached_property
+    def derivative(self) -> Definition | None:
+        """The operator that autograd calls, if there is one."""
+        if self.backward is None or self.order == 0:
+            return None
+        if self.backward == "vjp":
+            fn, order = opgrad.vjp(self.schema, self.fn), self.order - 1
+        else:
+            fn, order = opgrad.given(self.schema, self.backward), 0
+        return Definition(
+            schema=backward_schema(self.schema, outputs=self.backward != "vjp"),
+            fn=fn, static=self.static, around=self.around, host=self.host, order=order,
+        )  # fmt: skip
+
+    def lowerings(self) -> list[Lowering]:
+        """The records that serve the operator and its derivatives."""
+        own = Lowering(op=self.name, fn=self.reference, schema=self.schema, static=self.static)
+        return [own, *(self.derivative.lowerings() if self.derivative is not None else ())]
+
+
+@dataclass
+class _Defined:
+    """An operator that torch knows; ``autograd`` is the user's own (backward, setup_context)."""
+
+    definition: Definition
+    library: Any
+    op: Any
+    autograd: tuple[Callable[..., Any], Callable[..., Any] | None] | None = None
 
 
 class NewOp:
     """Calls ``torch.ops.<ns>.<name>``; ``reference`` is the JAX function that defines its values."""
 
-    def __init__(self, schema: str, reference: Callable[..., Any]) -> None:
-        self.schema = schema
-        self.reference = reference
-        self.__doc__ = reference.__doc__
-        self.__name__ = getattr(reference, "__name__", schema)
-        self._op: Any = None
+    def __init__(self, definition: Definition, op: Any = None) -> None:
+        self.definition = definition
+        self.schema = definition.schema
+        self.reference = definition.fn
+        self.__doc__ = self.reference.__doc__
+        self.__name__ = getattr(self.reference, "__name__", self.schema)
+        self._op = op  # torch.compile sees through a call only once it is here
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator, which is defined at the first call."""
         if self._op is None:
-            self._op = define(self.schema, self.reference)
+            self._op = define(self.definition)
         return self._op(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return f"<operator {self.schema}>"
 
-@dataclass(frozen=True)
-class _Signature:
-    """What is needed of a schema: argument names, which are tensors and which are keyword-only."""
+    @property
+    def overload(self) -> Any:
+        """The operator as torch knows it, ``torch.ops.<ns>.<name>.default``; defined now if it was not."""
+        self._op = self._op or define(self.definition)
+        return self._op
 
-    names: tuple[str, ...]
-    tensors: frozenset[str]
-    keyword_only: frozenset[str]
-    defaults: dict[str, Any]
+    def register_fake(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Take ``fn``, on tensors without data, in place of the derived shapes; as torch's custom operators do."""
+        import torch
 
-    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name, in schema order."""
-        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        return {name: given.get(name, self.defaults.get(name)) for name in self.names}
+        name = self.overload and self.definition.name
+        torch.library.register_fake(name, fn, lib=_defined[name].library, allow_override=True)
+        return fn
 
-    def call(self, fn: Callable[..., Any], bound: dict[str, Any]) -> Any:
-        """``fn`` on the arguments as the schema passes them."""
-        positional = [v for n, v in bound.items() if n not in self.keyword_only]
-        return fn(*positional, **{n: v for n, v in bound.items() if n in self.keyword_only})
+    def register_autograd(
+        self, backward: Callable[..., Any], /, *, setup_context: Callable[..., Any] | None = None
+    ) -> None:
+        """Take ``backward(ctx, *grads)``, on torch tensors, in place of the derived gradient.
 
-
-def name_of(schema: str) -> str:
-    """``ns::name[.overload]`` of a schema; ValueError for one that cannot be served."""
-    name = schema.split("(")[0].strip()
-    if name.count("::") != 1 or "(" not in schema or "->" not in schema:
-        raise ValueError(f"{schema!r} is not a schema 'ns::name(Tensor x, …) -> Tensor'")
-    if "!" in schema or "(a" in schema.split("->")[1]:
-        raise ValueError(f"{name}: a new operator must return fresh tensors and write none")
-    return name
-
-
-@cache
-def _signature(schema: str) -> _Signature:
-    import torch
-
-    arguments = torch._C.parse_schema(schema).arguments
-    return _Signature(
-        names=tuple(a.name for a in arguments),
-        tensors=frozenset(a.name for a in arguments if "Tensor" in str(a.type)),
-        keyword_only=frozenset(a.name for a in arguments if a.kwarg_only),
-        defaults={a.name: a.default_value for a in arguments if a.has_default_value()},
-    )
-
-
-def check(schema: str) -> None:
-    """Raise what is wrong with a schema: torch's parser's error, or `name_of`'s, or that it takes no tensor."""
-    if name_of(schema) and not _signature(schema).tensors:
-        raise ValueError(f"{name_of(schema)}: a new operator needs a Tensor among its arguments")
-
-
-def backward_schema(schema: str) -> str:
-    """The schema of the operator that gives the gradients of ``schema``'s floating tensors, in order."""
-    left = schema.split("->")[0]
-    base, _, variant = name_of(schema).partition(".")
-    arguments = left[left.index("(") + 1 : left.rindex(")")]
-    # each level names its gradients anew, as the arguments of the level below are among its own
-    grads = f"grads{left.count('Tensor[] grads') or ''}"
-    return f"{base}_backward{variant and '.' + variant}(Tensor[] {grads}, {arguments}) -> Tensor[]"
+        ``setup_context(ctx, inputs, output)`` is called after the operator, as by `torch.library`.
+        """
+        name = self.overload and self.definition.name
+        _defined[name].autograd = backward, setup_context
 
 
 def derivatives(record: Lowering) -> list[Lowering]:
     """The lowerings of the operators that autograd calls for a new operator."""
-    found: list[Lowering] = []
-    for _ in range(ORDER):
-        assert record.schema is not None
-        schema = backward_schema(record.schema)
-        fn = backward(record.schema, record.fn)
-        record = replace(record, op=name_of(schema), schema=schema, fn=fn, sharding=None)
-        found.append(record)
-    return found
+    found = Definition.of(record).lowerings()[1:]
+    return [replace(d, origin=record.origin, replaces=record.replaces) for d in found]
 
 
-def backward(schema: str, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The JAX function of (gradients of the floating results, arguments…) → gradients."""
+def taken(name: str) -> bool:
+    """Whether torch has an operator ``ns::name`` already."""
+    import torch
 
-    def grads_of(grads: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        import jax
-        import jax.numpy as jnp
-        import numpy as np
-
-        signature = _signature(schema)
-        bound = signature.bind(args, kwargs)
-        names = [n for n in signature.names if n in signature.tensors]
-        flat, tree = jax.tree.flatten([bound[n] for n in names])
-        where = [i for i, v in enumerate(flat) if jnp.issubdtype(v.dtype, jnp.inexact)]
-
-        def call(*chosen: Any) -> list[Any]:
-            full = list(flat)
-            for i, value in zip(where, chosen, strict=True):
-                full[i] = value
-            tensors = dict(zip(names, jax.tree.unflatten(tree, full), strict=True))
-            return jax.tree.leaves(signature.call(reference, {**bound, **tensors}))
-
-        outputs, pull = jax.vjp(call, *[flat[i] for i in where])
-        rest = iter(grads)
-        inexact = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outputs]
-        return list(
-            pull(
-                [
-                    next(rest).astype(o.dtype) if real else np.zeros(o.shape, jax.dtypes.float0)
-                    for o, real in zip(outputs, inexact, strict=True)
-                ]
-            )
-        )
-
-    grads_of.__doc__ = f"The gradients of {name_of(schema)}."
-    return grads_of
+    return bool(torch._C._jit_get_schemas_for_operator(name.partition(".")[0]))
 
 
-def define(schema: str, reference: Callable[..., Any], order: int = ORDER) -> Any:
-    """The torch operator of ``schema``; makes it, and its derivatives up to ``order``, if it is new.
+def define(definition: Definition) -> Any:
+    """The torch operator of ``definition``; made if it is new.
 
     Raises ValueError when the name is taken by another schema, or no argument is a tensor.
     """
     import torch
 
-    name = name_of(schema)
+    name, schema = definition.name, definition.schema
     with _lock:
         if name in _defined:
-            if _defined[name][0] != schema:
-                raise ValueError(f"{name} is defined already, with the schema {_defined[name][0]}")
-            return _defined[name][2]
+            known = _defined[name].definition.schema
+            if known != schema:
+                raise ValueError(f"{name} is defined already, with the schema {known}")
+            return _defined[name].op
         check(schema)
         namespace, rest = name.split("::")
         base, _, variant = rest.partition(".")
         library = torch.library.Library(namespace, "FRAGMENT")
         library.define(schema.strip().removeprefix(f"{namespace}::"))
-        library.impl(rest, _on_cpu(reference), "CPU")
-        torch.library.register_fake(name, _shapes(reference), lib=library)
-        pull = _autograd(schema, reference, order)
-        torch.library.register_autograd(name, pull, setup_context=_setup(schema), lib=library)
+        library.impl(rest, on_cpu(definition.reference) if definition.host else _refusing(name), "CPU")
+        torch.library.register_fake(name, shapes(definition.reference), lib=library)
+        pull = _autograd(definition)
+        torch.library.register_autograd(name, pull, setup_context=_setup(definition), lib=library)
         op = getattr(getattr(getattr(torch.ops, namespace), base), variant or "default")
-        _defined[name] = schema, library, op
+        _defined[name] = _Defined(definition, library, op)
         return op
 
 
-def _setup(schema: str) -> Callable[..., None]:
-    """Keep the inputs for the backward, the tensors by torch's own means."""
+def define_all(definition: Definition) -> Any:
+    """`define` with the derivatives: a graph that is being traced may need them."""
+    op = define(definition)
+    if definition.derivative is not None:
+        define_all(definition.derivative)
+    return op
 
-    def keep(ctx: Any, bound: dict[str, Any]) -> None:
+
+def _refusing(name: str) -> Callable[..., Any]:
+    """The kernel for CPU tensors of an operator that has none."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"torchtpu: {name} runs on device 'tpu' and its arguments are on the CPU; move them with .to('tpu')"
+        )
+
+    return refuse
+
+
+def _setup(definition: Definition) -> Callable[..., None]:
+    """Keep what the backward reads, the tensors by torch's own means."""
+    given = signature(definition.schema)
+    with_outputs = callable(definition.backward)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any, **named: Any) -> None:
         import torch
         from torch.utils._pytree import tree_flatten
 
-        leaves, ctx.tree = tree_flatten(bound)
+        own = _defined[definition.name].autograd
+        if own is not None:
+            if own[1] is not None:
+                own[1](ctx, inputs=inputs, output=output, **named)
+            return
+        bound = given.bind(inputs, named.get("keyword_only_inputs", {}))
+        leaves, ctx.tree = tree_flatten((bound, tree_flatten(output)[0] if with_outputs else None))
         ctx.fixed = [None if isinstance(v, torch.Tensor) else v for v in leaves]
         ctx.which = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
         ctx.save_for_backward(*[leaves[i] for i in ctx.which])
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        keep(ctx, _signature(schema).bind(inputs, {}))
-
     def setup_named(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
-        keep(ctx, _signature(schema).bind(inputs, keyword_only_inputs))
+        setup(ctx, inputs, output, keyword_only_inputs=keyword_only_inputs)
 
-    return setup_named if "*" in schema else setup
+    def setup_plain(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup(ctx, inputs, output)
+
+    return setup_named if given.keyword_only else setup_plain
 
 
-def _autograd(schema: str, reference: Callable[..., Any], order: int) -> Callable[..., Any]:
+def _autograd(definition: Definition) -> Callable[..., Any]:
     """The backward that torch calls: one call of the derivative's operator."""
+    given = signature(definition.schema)
 
     def pull(ctx: Any, *grads: Any) -> Any:
         import torch
         from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-        if order == 0:
-            raise NotImplementedError(f"torchtpu: {name_of(schema)} has no derivative")
+        own = _defined[definition.name].autograd
+        if own is not None:
+            return own[0](ctx, *grads)
+        if definition.derivative is None:
+            why = ": it was defined with backward=None" if definition.backward is None else ""
+            raise NotImplementedError(f"torchtpu: {definition.name} has no derivative{why}")
         leaves = list(ctx.fixed)
         for i, tensor in zip(ctx.which, ctx.saved_tensors, strict=True):
             leaves[i] = tensor
-        signature, bound = _signature(schema), tree_unflatten(leaves, ctx.tree)
-        op = define(backward_schema(schema), backward(schema, reference), order - 1)
-        given = [g for g in tree_flatten(grads)[0] if isinstance(g, torch.Tensor)]
-        found = iter(signature.call(lambda *a, **k: op(given, *a, **k), bound))
+        bound, outputs = tree_unflatten(leaves, ctx.tree)
+        first = [[g for g in tree_flatten(grads)[0] if isinstance(g, torch.Tensor)]]
+        first += [outputs] if outputs is not None else []
+        op = define(definition.derivative)
+        found = iter(given.call(lambda *a, **k: op(*first, *a, **k), bound))
 
         def grad(value: Any) -> Any:
             inexact = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
             return next(found).to(value.device) if inexact else None
 
         back = [
-            tree_map(grad, v) if n in signature.tensors else None
+            tree_map(grad, v) if n in given.tensors else None
             for n, v in bound.items()
-            if n not in signature.keyword_only
+            if n not in given.keyword_only
         ]
-        return tuple(back) if len(back) > 1 else back[0]
+        count = len(ctx.needs_input_grad)  # torch leaves out what has its default
+        return tuple(back[:count]) if count > 1 else back[0]
 
     return pull
-
-
-def _mapped(reference: Callable[..., Any], args: Any, kwargs: Any, tensor: Callable[[Any], Any]) -> Any:
-    """``reference`` on arguments whose tensors became what ``tensor`` makes of them, and dtypes JAX's."""
-    import jax.numpy as jnp
-    import torch
-    from torch.utils._pytree import tree_map
-
-    def change(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return tensor(value)
-        return jnp.dtype(str(value)[6:]) if isinstance(value, torch.dtype) else value
-
-    args, kwargs = tree_map(change, (args, kwargs))
-    return reference(*args, **kwargs)
-
-
-def _dtype(tensor: Any) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.dtype(str(tensor.dtype)[6:])  # torch and NumPy use the same names
-
-
-def _shapes(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """Shapes and dtypes, as tensors without data on the arguments' device."""
-
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        import jax
-        import torch
-        from torch.utils._pytree import tree_leaves
-
-        given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-        avals = [jax.ShapeDtypeStruct(tuple(map(int, v.shape)), _dtype(v)) for v in given]
-
-        def call(*arrays: Any) -> Any:
-            rest = iter(arrays)
-            return _mapped(reference, args, kwargs, lambda _: next(rest))
-
-        with jax.enable_x64(True):
-            out = jax.eval_shape(call, *avals)
-        device = next((v.device for v in given if v.dim()), given[0].device if given else None)
-        return jax.tree.map(
-            lambda o: torch.empty(o.shape, dtype=getattr(torch, o.dtype.name), device=device), out
-        )
-
-    return fake
-
-
-def _on_cpu(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """CPU tensors run through the reference, on JAX's CPU client where there is one."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        import jax
-        import torch
-
-        torch.empty(0, device="tpu")  # starts JAX as the device wants it
-        with jax.enable_x64(True), jax.default_device(_host()):
-            out = _mapped(reference, args, kwargs, to_array)
-            return jax.tree.map(to_tensor, out)
-
-    return run
-
-
-@cache
-def _host() -> Any:
-    import jax
-
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator only
-        return None
-
-
-def to_array(tensor: Any) -> Any:
-    """A JAX array, on the default device, with a tensor's values."""
-    import jax.numpy as jnp
-    import torch
-
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    raw = plain.reshape(-1).view(torch.uint8).numpy()  # bytes, as NumPy lacks bfloat16
-    return jnp.asarray(raw.view(_dtype(tensor)).reshape(tuple(tensor.shape)))
-
-
-def to_tensor(array: Any) -> Any:
-    """A CPU tensor with an array's values."""
-    import numpy as np
-    import torch
-
-    host = np.array(array)
-    flat = torch.from_numpy(host.reshape(-1).view(np.uint8))
-    return flat.view(getattr(torch, array.dtype.name)).reshape(host.shape)

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeVar
 
 from torchtpu.errors import PackApiError
 from torchtpu.plugins.hookspecs import hookimpl
-from torchtpu.plugins.newop import NewOp, name_of
+from torchtpu.plugins.newop import Backward, Definition, NewOp
+from torchtpu.plugins.opschema import name_of
 from torchtpu.plugins.records import (
     CallSpec,
     Check,
@@ -94,18 +95,23 @@ class Pack:
         sharding: str | None = None,
         static: tuple[str, ...] = (),
         dtypes: tuple[str, ...] | None = None,
+        backward: Backward = "vjp",
     ) -> Callable[[Callable[..., Any]], NewOp]:
         """Define a new torch operator from its schema; gives back a torch callable with ``.reference``.
 
-        The decorated JAX function defines its values, shapes and gradients on every device. Raises ValueError
-        for a schema that writes or aliases its arguments.
+        The decorated JAX function defines its values, shapes and gradients on every device. ``backward`` is
+        ``"vjp"``, None for an operator without a gradient, or a JAX function of (gradients, results, arguments…)
+        that gives the gradients of the floating tensors. Raises ValueError for a schema that writes or aliases
+        its arguments.
         """
         name = name_of(schema)
 
         def register(fn: Callable[..., Any]) -> NewOp:
-            record = Lowering(op=name, fn=fn, schema=schema, sharding=sharding, static=static, dtypes=dtypes)
+            record = Lowering(
+                op=name, fn=fn, schema=schema, sharding=sharding, static=static, dtypes=dtypes, backward=backward
+            )  # fmt: skip
             self.lowerings.append(record)
-            return NewOp(schema, fn)
+            return NewOp(Definition.of(record))
 
         return register
 

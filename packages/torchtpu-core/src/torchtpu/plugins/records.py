@@ -56,6 +56,7 @@ class Lowering:
     values while tracing. ``rng`` asks for a JAX key as keyword ``key``. ``validate`` is run by debug
     mode on NumPy values and raises what CPU would raise. ``host`` marks a function on NumPy arrays
     that runs on the host by declaration (results whose shape depends on data, general ``eig``).
+    ``schema`` defines a new operator, ``backward`` its gradient: ``"vjp"``, None, or a JAX function.
     """
 
     op: str
@@ -69,6 +70,7 @@ class Lowering:
     replaces: str | None = None
     sharding: str | None = None
     dtypes: tuple[str, ...] | None = None
+    backward: Literal["vjp"] | Callable[..., Any] | None = "vjp"
     origin: Origin | None = None
 
 

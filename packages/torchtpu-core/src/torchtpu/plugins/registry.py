@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from torchtpu.plugins import discovery, newop
 from torchtpu.plugins.discovery import Status
+from torchtpu.plugins.newop import Definition, NewOp
 from torchtpu.plugins.pack import Pack
 from torchtpu.plugins.records import Decomposition, GraphPass, Kernel, Lowering, Namespace, Origin
 
@@ -29,6 +30,7 @@ class Registry:
 
 _lock = threading.RLock()
 _state: dict[str, Any] = {}
+_added: tuple[dict[str, Lowering], dict[str, tuple[Kernel, ...]]] = {}, {}  # by programs, not by packs
 changed: list[Callable[[], None]] = []  # called when `use` puts other packs in place
 
 
@@ -39,7 +41,7 @@ def registry() -> Registry:
         with _lock:
             if "registry" not in _state:
                 _state["statuses"] = discovery.scan()
-                _state["registry"] = build(_state["statuses"])
+                _state["registry"] = _with_added(build(_state["statuses"]))
             found = _state["registry"]
     return found  # type: ignore[no-any-return]
 
@@ -136,14 +138,49 @@ def _merge(status: Status, lowerings: dict[str, Lowering], named: dict[tuple[str
 
 def define_operators() -> None:
     """Define every new operator of the packs with torch; one that torch refuses is told and left out."""
-    for record in registry().lowerings.values():
-        if (
-            record.schema is not None and "(Tensor[] grads" not in record.schema
-        ):  # derivatives come when they are needed
+    for name, record in registry().lowerings.items():
+        if record.schema is not None and not _is_derivative(record) and name not in _added[0]:
             try:
-                newop.define(record.schema, record.fn)
+                newop.define(Definition.of(record))
             except (RuntimeError, ValueError) as error:
                 discovery.refused_operator(record, error)
+
+
+def _is_derivative(record: Lowering) -> bool:
+    """Whether only autograd calls the operator; such come when they are needed."""
+    return "(Tensor[] grads" in (record.schema or "")
+
+
+def add_operator(definition: Definition, kernels: tuple[Kernel, ...] = ()) -> NewOp:
+    """Define a new operator that no pack has, at any time, and serve it from now on.
+
+    ``kernels`` are faster implementations of it. Raises ValueError when its name is taken.
+    """
+    name = normal(definition.name)
+    with _lock:
+        if newop.taken(name):
+            raise ValueError(f"operator {name} is defined already; choose another name")
+        op = newop.define_all(definition)
+        _added[0].update({normal(record.op): record for record in definition.lowerings()})
+        if kernels:
+            _added[1][name] = kernels
+        if "registry" in _state:
+            _state["registry"] = _with_added(_state["registry"])
+    return NewOp(definition, op)
+
+
+def _with_added(found: Registry) -> Registry:
+    """The packs' records and those of programs, which were there first; a pack's of the same name is refused."""
+    lowerings, kernels = _added
+    for name in sorted(lowerings.keys() & found.lowerings.keys()):
+        theirs = found.lowerings[name]
+        if theirs is not lowerings[name] and not _is_derivative(theirs):
+            discovery.refused_operator(theirs, ValueError("a program has defined it before"))
+    return replace(
+        found,
+        lowerings=MappingProxyType({**found.lowerings, **lowerings}),
+        kernels=MappingProxyType({**found.kernels, **kernels}),
+    )
 
 
 def ordered(passes: list[GraphPass]) -> list[GraphPass]:
@@ -176,7 +213,7 @@ def use(packs: dict[str, Pack]) -> Iterator[Registry]:
         discovery._load(status, lambda pack=pack: pack)  # type: ignore[misc]
         found.append(status)
     before = dict(_state)
-    _state.update(statuses=found, registry=build(found))
+    _state.update(statuses=found, registry=_with_added(build(found)))
     _tell_changed()
     try:
         yield _state["registry"]

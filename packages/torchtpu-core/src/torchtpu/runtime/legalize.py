@@ -1,7 +1,7 @@
-"""What libtpu's compiler cannot take: rewritten before a program is lowered for a TPU, or left to the host.
+"""What a platform's compiler cannot take: rewritten before a program is lowered, or left to the host.
 
-Found by compiling torch's operator database for v5e and tpu7x with libtpu 0.0.42. On some of these
-programs libtpu ends the process instead of raising.
+A TPU's: found by compiling torch's operator database for v5e and tpu7x with libtpu 0.0.42. On some of these
+programs libtpu ends the process instead of raising. Elsewhere: Pallas kernels that were written for a TPU.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-Rule = Callable[[Any], Callable[..., Any] | None]
+Rule = Callable[[Any], Any]  # from an equation to the one in its place, or to itself
 
 
-def _convert(eqn: Any) -> Callable[..., Any] | None:
+def _convert(eqn: Any) -> Any:
     """Conversions from and to complex128 part by part."""
     before, after = eqn.invars[0].aval.dtype, np.dtype(eqn.params["new_dtype"])
     if np.complex128 not in (before, after) or before == after:
-        return None
+        return eqn
     part = np.zeros(0, after).real.dtype
 
     def convert(x: Any) -> Any:
@@ -32,15 +32,45 @@ def _convert(eqn: Any) -> Callable[..., Any] | None:
         imaginary = lax.imag(x) if jnp.iscomplexobj(x) else jnp.zeros_like(real)
         return lax.complex(real.astype(part), imaginary.astype(part))
 
-    return convert
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    with jax.enable_x64(True):
+        call = jax.make_jaxpr(jax.jit(convert))(*avals).jaxpr.eqns[0]
+    return call.replace(invars=eqn.invars, outvars=eqn.outvars)
 
 
-RULES: dict[str, Rule] = {"convert_element_type": _convert}
+def _kernel(eqn: Any) -> Any:
+    """A Pallas kernel whose matrix products have precisions that Mosaic takes."""
+    body = _jaxpr(eqn.params["jaxpr"], {"dot_general": _product})
+    same = body is eqn.params["jaxpr"]
+    return eqn if same else eqn.replace(params={**eqn.params, "jaxpr": body})
 
 
-def legal(closed: Any) -> Any:
-    """``closed`` with every equation that a rule names replaced, in inner programs too."""
-    return closed.replace(jaxpr=_jaxpr(closed.jaxpr))
+def _product(eqn: Any) -> Any:
+    """A product in a kernel: full or one pass for float32, nothing stated for narrower types, exact in one pass."""
+    stated = eqn.params["precision"]
+    if not isinstance(stated, tuple):
+        return eqn
+    wide = all(v.aval.dtype == np.float32 for v in eqn.invars)
+    high, highest = lax.Precision.HIGH, lax.Precision.HIGHEST
+    taken = tuple(highest if p == high else p for p in stated) if wide else None
+    return eqn if taken == stated else eqn.replace(params={**eqn.params, "precision": taken})
+
+
+def _interpreted(eqn: Any) -> Any:
+    """A Pallas kernel as XLA operations: no platform but the one it was written for compiles it."""
+    return eqn if eqn.params["interpret"] else eqn.replace(params={**eqn.params, "interpret": True})
+
+
+RULES: dict[str, dict[str, Rule]] = {
+    "tpu": {"convert_element_type": _convert, "pallas_call": _kernel},
+    "cpu": {"pallas_call": _interpreted},
+}
+
+
+def legal(closed: Any, platform: str) -> Any:
+    """``closed`` with every equation that a rule of the platform names replaced, in inner programs too."""
+    new = _jaxpr(closed.jaxpr, RULES.get(platform, {}))
+    return closed if new is closed.jaxpr else closed.replace(jaxpr=new)
 
 
 _SOLVERS = "lu qr geqrf geqp3 householder_product eigh eig svd schur hessenberg tridiagonal"
@@ -76,22 +106,19 @@ def _refused(jaxpr: Any) -> str | None:
     return None
 
 
-def _jaxpr(jaxpr: Any) -> Any:
-    eqns = [_eqn(e) for e in jaxpr.eqns]
+def _jaxpr(jaxpr: Any, rules: dict[str, Rule]) -> Any:
+    eqns = [_eqn(e, rules) for e in jaxpr.eqns]
     if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     return jaxpr.replace(eqns=eqns)
 
 
-def _eqn(eqn: Any) -> Any:
-    rule = RULES.get(eqn.primitive.name)
-    function = rule(eqn) if rule is not None else None
-    if function is not None:
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-        with jax.enable_x64(True):
-            call = jax.make_jaxpr(jax.jit(function))(*avals).jaxpr.eqns[0]
-        return call.replace(invars=eqn.invars, outvars=eqn.outvars)
-    params = {name: _inner(value) for name, value in eqn.params.items()}
+def _eqn(eqn: Any, rules: dict[str, Rule]) -> Any:
+    rule = rules.get(eqn.primitive.name)
+    new = rule(eqn) if rule is not None else eqn
+    if new is not eqn:
+        return new
+    params = {name: _inner(value, rules) for name, value in eqn.params.items()}
     changed = any(params[name] is not value for name, value in eqn.params.items())
     return eqn.replace(params=params) if changed else eqn
 
@@ -110,13 +137,13 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(inner)
 
 
-def _inner(value: Any) -> Any:
+def _inner(value: Any, rules: dict[str, Rule]) -> Any:
     if isinstance(value, core.ClosedJaxpr):
-        new = _jaxpr(value.jaxpr)
+        new = _jaxpr(value.jaxpr, rules)
         return value if new is value.jaxpr else value.replace(jaxpr=new)
     if isinstance(value, core.Jaxpr):
-        return _jaxpr(value)
+        return _jaxpr(value, rules)
     if isinstance(value, tuple):
-        items = tuple(_inner(v) for v in value)
+        items = tuple(_inner(v, rules) for v in value)
         return value if all(a is b for a, b in zip(items, value, strict=True)) else items
     return value

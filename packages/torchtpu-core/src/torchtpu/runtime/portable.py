@@ -34,7 +34,7 @@ def dumps(name: str, closed: Any, avals: Sequence[Any], donate: Sequence[int]) -
     donated = tuple(i for i, k in enumerate(kept) if k in donate)
     checks = [export.DisabledSafetyCheck.custom_call(target) for target in _OWN]
     with program.lowering():
-        jitted = program.pruned(name, legalize.legal(closed), avals, donate, kept, None)
+        jitted = program.pruned(name, legalize.legal(closed, "tpu"), avals, donate, kept, None)
         made = export.export(jitted, platforms=["tpu"], disabled_checks=checks)(*[avals[k] for k in kept])
     # the one field that cannot be pickled, and a program is not differentiated any more
     return pickle.dumps((name, dataclasses.replace(made, _get_vjp=None), donated))

@@ -117,8 +117,7 @@ def lower(
 ) -> tuple[Any, tuple[int, ...]]:
     """A traced function as StableHLO for the device of ``sharding``, and the inputs that it reads."""
     kept = used(closed)
-    if sharding is not None or client.platform() == "tpu":
-        closed = legalize.legal(closed)
+    closed = legalize.legal(closed, "tpu" if sharding is not None else client.platform())
     with lowering():
         jitted = pruned(name, closed, avals, donate, kept, sharding)
         return jitted.lower(*[_placed(avals[k], sharding) for k in kept]), tuple(kept)

@@ -26,6 +26,7 @@ from torchtpu.plugins import (
     Pack,
     TensorSpec,
     newop,
+    opvalues,
     registry,
     selection,
 )
@@ -93,8 +94,9 @@ def _chosen(pack: Pack | str) -> Iterator[dict[str, list[Any]]]:
         yield found.records
 
 
-def _op(name: str, schema: str | None = None, fn: Any = None) -> Any:
-    op = newop.define(schema, fn) if schema is not None else overload(name)
+def _op(lowering: Lowering) -> Any:
+    new = lowering.schema is not None
+    op = newop.define(newop.Definition.of(lowering)) if new else overload(lowering.op)
     if op is None:
         raise AssertionError("this torch has no such operator")
     return op
@@ -102,7 +104,7 @@ def _op(name: str, schema: str | None = None, fn: Any = None) -> Any:
 
 def _operator(lowering: Lowering, given: Sequence[Sample] | None, report: Report) -> None:
     """One lowering against CPU torch, or a new operator against itself on the CPU."""
-    op = _op(lowering.op, lowering.schema, lowering.fn)
+    op = _op(lowering)
     if lowering.host or lowering.rng:
         return  # runs on the CPU itself; random numbers have no truth to compare with
     names = lowering.dtypes or ("float32", "bfloat16")
@@ -203,7 +205,7 @@ def _kernel(kernel: Kernel, given: Sequence[Sample] | None, fuzzed: int) -> None
     lowering = registry.registry().lowerings.get(registry.normal(kernel.op))
     if lowering is None:
         raise AssertionError("there is no lowering to fall back to and to compare with")
-    op = _op(lowering.op, lowering.schema, lowering.fn)
+    op = _op(lowering)
     for spec in fuzz(kernel.op, op, fuzzed):
         try:
             reason = kernel.unsuitable(spec)
@@ -240,7 +242,7 @@ def _spec(kernel: Kernel, op: Any, sample: Sample) -> CallSpec:
 def _same_as_lowering(fn: Callable[..., Any], lowering: Lowering, op: Any, sample: Sample) -> None:
     from jax.experimental.pallas import tpu
 
-    args, kwargs = tree_map(lambda v: newop.to_array(v) if isinstance(v, torch.Tensor) else v, sample)
+    args, kwargs = tree_map(lambda v: opvalues.to_array(v) if isinstance(v, torch.Tensor) else v, sample)
     metas = lower.bind(op, *sample)
     with jax.enable_x64(True):
         values = lower.bind(op, args, kwargs)
@@ -250,7 +252,7 @@ def _same_as_lowering(fn: Callable[..., Any], lowering: Lowering, op: Any, sampl
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         rtol, atol = TOLERANCE.get(b.dtype.name, _COARSE)
         torch.testing.assert_close(
-            newop.to_tensor(a), newop.to_tensor(b), rtol=rtol, atol=atol, equal_nan=True
+            opvalues.to_tensor(a), opvalues.to_tensor(b), rtol=rtol, atol=atol, equal_nan=True
         )
 
 
