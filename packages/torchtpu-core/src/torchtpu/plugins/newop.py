@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torchtpu.plugins.records import Lowering
 
+Function = Callable[..., Any]
+Maybe = Function | None
 _lock = threading.RLock()
 _defined: dict[str, tuple[str, Any, Any]] = {}  # name → schema, library, overload
 ORDER = 2  # derivatives of this order and below have an operator
@@ -23,9 +25,10 @@ ORDER = 2  # derivatives of this order and below have an operator
 class NewOp:
     """Calls ``torch.ops.<ns>.<name>``; ``reference`` is the JAX function that defines its values."""
 
-    def __init__(self, schema: str, reference: Callable[..., Any]) -> None:
+    def __init__(self, schema: str, reference: Function, fake: Maybe = None, gradient: Maybe = None) -> None:
         self.schema = schema
         self.reference = reference
+        self._rules = fake, gradient
         self.__doc__ = reference.__doc__
         self.__name__ = getattr(reference, "__name__", schema)
         self._op: Any = None
@@ -33,7 +36,7 @@ class NewOp:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator, which is defined at the first call."""
         if self._op is None:
-            self._op = define(self.schema, self.reference)
+            self._op = define(self.schema, self.reference, ORDER, *self._rules)
         return self._op(*args, **kwargs)
 
 
@@ -99,11 +102,11 @@ def backward_schema(schema: str) -> str:
 def derivatives(record: Lowering) -> list[Lowering]:
     """The lowerings of the operators that autograd calls for a new operator."""
     found: list[Lowering] = []
-    for _ in range(ORDER):
+    for _ in range(ORDER if record.gradient is None else 0):
         assert record.schema is not None
         schema = backward_schema(record.schema)
         fn = backward(record.schema, record.fn)
-        record = replace(record, op=name_of(schema), schema=schema, fn=fn, sharding=None)
+        record = replace(record, op=name_of(schema), schema=schema, fn=fn, sharding=None, fake=None)
         found.append(record)
     return found
 
@@ -145,7 +148,9 @@ def backward(schema: str, reference: Callable[..., Any]) -> Callable[..., Any]:
     return grads_of
 
 
-def define(schema: str, reference: Callable[..., Any], order: int = ORDER) -> Any:
+def define(
+    schema: str, reference: Function, order: int = ORDER, fake: Maybe = None, gradient: Maybe = None
+) -> Any:
     """The torch operator of ``schema``; makes it, and its derivatives up to ``order``, if it is new.
 
     Raises ValueError when the name is taken by another schema, or no argument is a tensor.
@@ -164,33 +169,59 @@ def define(schema: str, reference: Callable[..., Any], order: int = ORDER) -> An
         library = torch.library.Library(namespace, "FRAGMENT")
         library.define(schema.strip().removeprefix(f"{namespace}::"))
         library.impl(rest, _on_cpu(reference), "CPU")
-        torch.library.register_fake(name, _shapes(reference), lib=library)
-        pull = _autograd(schema, reference, order)
-        torch.library.register_autograd(name, pull, setup_context=_setup(schema), lib=library)
+        torch.library.register_fake(name, fake or _shapes(reference), lib=library)
+        pull = _autograd(schema, reference, order) if gradient is None else _given(schema, gradient)
+        setup = _setup(schema, outputs=gradient is not None)
+        torch.library.register_autograd(name, pull, setup_context=setup, lib=library)
         op = getattr(getattr(getattr(torch.ops, namespace), base), variant or "default")
         _defined[name] = schema, library, op
         return op
 
 
-def _setup(schema: str) -> Callable[..., None]:
-    """Keep the inputs for the backward, the tensors by torch's own means."""
+def _setup(schema: str, outputs: bool) -> Callable[..., None]:
+    """Keep the inputs, and the outputs if told so, for the backward, the tensors by torch's own means."""
 
-    def keep(ctx: Any, bound: dict[str, Any]) -> None:
+    def keep(ctx: Any, bound: dict[str, Any], output: Any) -> None:
         import torch
         from torch.utils._pytree import tree_flatten
 
-        leaves, ctx.tree = tree_flatten(bound)
+        ctx.set_materialize_grads(not outputs)
+        leaves, ctx.tree = tree_flatten((bound, output if outputs else None))
         ctx.fixed = [None if isinstance(v, torch.Tensor) else v for v in leaves]
         ctx.which = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
         ctx.save_for_backward(*[leaves[i] for i in ctx.which])
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        keep(ctx, _signature(schema).bind(inputs, {}))
+        keep(ctx, _signature(schema).bind(inputs, {}), output)
 
     def setup_named(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
-        keep(ctx, _signature(schema).bind(inputs, keyword_only_inputs))
+        keep(ctx, _signature(schema).bind(inputs, keyword_only_inputs), output)
 
     return setup_named if "*" in schema else setup
+
+
+def _kept(ctx: Any) -> Any:
+    """The arguments by name, and the outputs where they were kept."""
+    from torch.utils._pytree import tree_unflatten
+
+    leaves = list(ctx.fixed)
+    for i, tensor in zip(ctx.which, ctx.saved_tensors, strict=True):
+        leaves[i] = tensor
+    return tree_unflatten(leaves, ctx.tree)
+
+
+def _given(schema: str, gradient: Function) -> Function:
+    """The backward that torch calls: the pack's own rule, in the form that torch wants."""
+
+    def pull(ctx: Any, *grads: Any) -> Any:
+        signature, (bound, outputs) = _signature(schema), _kept(ctx)
+        names = [n for n in signature.names if n not in signature.keyword_only]
+        needed = frozenset(n for n, needs in zip(names, ctx.needs_input_grad, strict=False) if needs)
+        found = signature.call(partial(gradient, grads, outputs, needed), bound)
+        back = [found.get(n) if n in needed else None for n in names]
+        return tuple(back) if len(back) > 1 else back[0]
+
+    return pull
 
 
 def _autograd(schema: str, reference: Callable[..., Any], order: int) -> Callable[..., Any]:
@@ -198,14 +229,11 @@ def _autograd(schema: str, reference: Callable[..., Any], order: int) -> Callabl
 
     def pull(ctx: Any, *grads: Any) -> Any:
         import torch
-        from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+        from torch.utils._pytree import tree_flatten, tree_map
 
         if order == 0:
             raise NotImplementedError(f"torchtpu: {name_of(schema)} has no derivative")
-        leaves = list(ctx.fixed)
-        for i, tensor in zip(ctx.which, ctx.saved_tensors, strict=True):
-            leaves[i] = tensor
-        signature, bound = _signature(schema), tree_unflatten(leaves, ctx.tree)
+        signature, (bound, _) = _signature(schema), _kept(ctx)
         op = define(backward_schema(schema), backward(schema, reference), order - 1)
         given = [g for g in tree_flatten(grads)[0] if isinstance(g, torch.Tensor)]
         found = iter(signature.call(lambda *a, **k: op(given, *a, **k), bound))

@@ -94,18 +94,32 @@ class Pack:
         sharding: str | None = None,
         static: tuple[str, ...] = (),
         dtypes: tuple[str, ...] | None = None,
+        fake: Callable[..., Any] | None = None,
+        gradient: Callable[..., Any] | None = None,
     ) -> Callable[[Callable[..., Any]], NewOp]:
         """Define a new torch operator from its schema; gives back a torch callable with ``.reference``.
 
-        The decorated JAX function defines its values, shapes and gradients on every device. Raises ValueError
-        for a schema that writes or aliases its arguments.
+        The decorated JAX function defines its values, shapes and gradients on every device. ``fake`` gives the
+        results on torch's tensors without data, where sizes may be symbols. ``gradient(grads, outputs, needed,
+        *arguments)`` is a torch function from the results and their gradients (None where there is none) to a
+        dict of gradients by argument; ``needed`` has the names that want one. Raises ValueError for a schema that
+        writes or aliases its arguments.
         """
         name = name_of(schema)
 
         def register(fn: Callable[..., Any]) -> NewOp:
-            record = Lowering(op=name, fn=fn, schema=schema, sharding=sharding, static=static, dtypes=dtypes)
+            record = Lowering(
+                op=name,
+                fn=fn,
+                schema=schema,
+                sharding=sharding,
+                static=static,
+                dtypes=dtypes,
+                fake=fake,
+                gradient=gradient,
+            )
             self.lowerings.append(record)
-            return NewOp(schema, fn)
+            return NewOp(schema, fn, fake, gradient)
 
         return register
 

@@ -56,6 +56,8 @@ class Lowering:
     values while tracing. ``rng`` asks for a JAX key as keyword ``key``. ``validate`` is run by debug
     mode on NumPy values and raises what CPU would raise. ``host`` marks a function on NumPy arrays
     that runs on the host by declaration (results whose shape depends on data, general ``eig``).
+    Of a new operator (``schema``), ``fake`` makes results without data from such tensors, and ``gradient``
+    calls what gives the gradients; without them both follow from ``fn``.
     """
 
     op: str
@@ -66,6 +68,8 @@ class Lowering:
     host: bool = False
     validate: Callable[..., None] | None = None
     schema: str | None = None
+    fake: Callable[..., Any] | None = None
+    gradient: Callable[..., Any] | None = None
     replaces: str | None = None
     sharding: str | None = None
     dtypes: tuple[str, ...] | None = None

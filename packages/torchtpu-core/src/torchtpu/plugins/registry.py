@@ -141,7 +141,7 @@ def define_operators() -> None:
             record.schema is not None and "(Tensor[] grads" not in record.schema
         ):  # derivatives come when they are needed
             try:
-                newop.define(record.schema, record.fn)
+                newop.define(record.schema, record.fn, newop.ORDER, record.fake, record.gradient)
             except (RuntimeError, ValueError) as error:
                 discovery.refused_operator(record, error)
 
