@@ -1,7 +1,8 @@
 """Scaled dot-product attention as one operator, forward and backward.
 
-out = softmax(scale · query keyᵀ + mask) value. The forward also gives the logarithm of each row's sum of exponentials,
-from which the backward finds the weights again instead of keeping them (Dao et al., 2022, "FlashAttention").
+out = softmax(scale · query keyᵀ + mask) value. The forward also gives each row's largest score and sum of exponentials,
+from which the backward finds the weights again instead of keeping them (Dao et al., 2022, "FlashAttention"). These are
+two numbers, not one logarithm, whose rounding would spoil the weights of large scores.
 """
 
 from __future__ import annotations
@@ -65,6 +66,26 @@ def _scores(query: Array, key: Array, mask: Maybe, is_causal: bool, scale: float
     return scores
 
 
+def _largest(scores: Array) -> Array:
+    """The largest score of each row, 0 where no key is seen; it shifts what its value does not change."""
+    top = jnp.max(scores, axis=-1, initial=-jnp.inf, keepdims=True)
+    return lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
+
+
+def _weights(scores: Array, rows: tuple[Array, Maybe] | None) -> tuple[Array, Array]:
+    """exp(scores - largest) and its sum over each row, (…, queries, 1); ``rows`` are these, as far as known."""
+    top, total = (_largest(scores), None) if rows is None else rows
+    weights = jnp.exp(scores - top.reshape(*scores.shape[:-1], 1))
+    if total is None:
+        return weights, jnp.sum(weights, axis=-1, keepdims=True)
+    return weights, total.reshape(*scores.shape[:-1], 1)
+
+
+def _divisor(total: Array) -> Array:
+    """A row that sees no key stays 0."""
+    return jnp.where(total == 0, 1, total)
+
+
 def _factor(seed: Maybe, dropout_p: float, shape: tuple[int, ...]) -> Any:
     """What dropout multiplies the weights by; the same for the same seed of two 32-bit integers."""
     if seed is None or dropout_p == 0:
@@ -86,12 +107,13 @@ def _scale(scale: float | None, width: int) -> float:
 def _fake(
     query: Any, key: Any, value: Any, mask: Any = None, seed: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """The results' shapes, which may be symbols."""
     import torch
 
-    sums = torch.float64 if query.dtype is torch.float64 else torch.float32
-    return query.new_empty((*query.shape[:-1], value.shape[-1])), query.new_empty(query.shape[:-1], dtype=sums)
+    dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    rows = [query.new_empty(query.shape[:-1], dtype=dtype) for _ in range(2)]
+    return query.new_empty((*query.shape[:-1], value.shape[-1])), *rows
 
 
 def _gradient(
@@ -99,82 +121,133 @@ def _gradient(
     mask: Any, seed: Any, dropout_p: float, is_causal: bool, scale: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """One call of the backward operator; a mask's gradient only where it is needed, as it is large."""
-    grad = outputs[0].new_zeros(outputs[0].shape) if grads[0] is None else grads[0]
-    found = sdpa_backward(
-        grad, query, key, value, *outputs, grads[1], mask, seed, dropout_p, is_causal, scale, "mask" in needed
-    )
+    if any(g is not None for g in grads[1:]):
+        raise NotImplementedError("torchtpu::sdpa: its output has gradients, largest and total have none")
+    if grads[0] is None:
+        return {}
+    options = mask, seed, dropout_p, is_causal, scale, "mask" in needed
+    found = sdpa_backward(grads[0], query, key, value, *outputs, *options)
     return dict(zip(("query", "key", "value", "mask"), found, strict=False))
 
 
 @pack.op(
     "torchtpu::sdpa(Tensor query, Tensor key, Tensor value, Tensor? mask=None, Tensor? seed=None, "
-    "float dropout_p=0.0, bool is_causal=False, float? scale=None) -> (Tensor output, Tensor logsumexp)",
+    "float dropout_p=0.0, bool is_causal=False, float? scale=None) -> (Tensor output, Tensor largest, Tensor total)",
     static=STATIC, fake=_fake, gradient=_gradient,
 )  # fmt: skip
 def sdpa(
     query: Array, key: Array, value: Array, mask: Maybe = None, seed: Maybe = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Attention of (…, heads, queries, width) to keys and values of (…, heads / groups, keys, width).
 
     ``mask`` broadcasts to (…, heads, queries, keys): True where a key is seen, or a number to add. A row
     that sees no key is 0. ``scale`` is 1 / √width where it is None; causal hides keys behind the query's
-    place, both counted from the start. Dropout draws from ``seed``, two 32-bit integers. The second result
-    is each row's logarithm of the sum of exponentials, (…, heads, queries), infinite where it sees no key.
+    place, both counted from the start. Dropout draws from ``seed``, two 32-bit integers. The other results
+    are of each row (…, heads, queries): the largest score (0 if it sees no key), and the sum of exponentials
+    of the scores relative to it; float32, float64 for float64.
     """
     lead, heads, groups = _grouped(query, key)
     queries, keys, values = _rows(query, heads, groups), _columns(key), _columns(value)
     hidden = None if mask is None else _mask(mask, lead, heads, groups)
     scores = _scores(queries, keys, hidden, is_causal, _scale(scale, query.shape[-1]))
-    top = jnp.max(scores, axis=-1, initial=-jnp.inf, keepdims=True)
-    top = lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
-    weights = jnp.exp(scores - top)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    seen = total != 0
-    sums = jnp.where(seen, top + jnp.log(jnp.where(seen, total, 1)), jnp.inf)
+    top = _largest(scores)
+    weights, total = _weights(scores, (top, None))
     weights = _dropped(weights, _factor(seed, dropout_p, weights.shape))
-    output = _product("bhgls,bhse->bhgle", weights.astype(value.dtype), values) / jnp.where(seen, total, 1)
+    output = _product("bhgls,bhse->bhgle", weights.astype(value.dtype), values) / _divisor(total)
     shape = (*query.shape[:-1], value.shape[-1])
-    return output.reshape(shape).astype(query.dtype), sums.reshape(query.shape[:-1])
+    return (
+        output.reshape(shape).astype(query.dtype),
+        top.reshape(query.shape[:-1]),
+        total.reshape(query.shape[:-1]),
+    )
 
 
-def _fake_backward(
-    grad: Any, query: Any, key: Any, value: Any, output: Any, logsumexp: Any, grad_logsumexp: Any,
-    mask: Any = None, seed: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, mask_grad: bool = False,
-) -> list[Any]:  # fmt: skip
+def _fake_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any) -> list[Any]:
     """Fresh tensors in the shapes of the inputs."""
+    mask, mask_grad = rest[-6], rest[-1]
     return [t.new_empty(t.shape) for t in (query, key, value, *([mask] if mask_grad else []))]
 
 
+def _second(
+    grads: Sequence[Any], outputs: Sequence[Any], needed: frozenset[str], grad: Any, query: Any, key: Any,
+    value: Any, output: Any, largest: Any, total: Any, mask: Any, *options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The derivative of the backward as a function of its inputs alone, without what the forward kept."""
+    import torch
+
+    graph, named = (
+        torch.is_grad_enabled(),
+        {"grad": grad, "query": query, "key": key, "value": value, "mask": mask},
+    )
+    wanted = {name: t for name, t in named.items() if name in needed}
+    with torch.enable_grad():
+        again = sdpa_gradients(grad, query, key, value, mask, *options)
+    pairs = [(a, g) for a, g in zip(again, grads[0], strict=True) if g is not None]
+    found = torch.autograd.grad(
+        [a for a, _ in pairs],
+        list(wanted.values()),
+        [g for _, g in pairs],
+        create_graph=graph,
+        allow_unused=True,
+    )
+    return dict(zip(wanted, found, strict=True))
+
+
+_OPTIONS = "Tensor? mask, Tensor? seed, float dropout_p, bool is_causal, float? scale, bool mask_grad"
+
+
 @pack.op(
-    "torchtpu::sdpa_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, "
-    "Tensor logsumexp, Tensor? grad_logsumexp, Tensor? mask=None, Tensor? seed=None, float dropout_p=0.0, "
-    "bool is_causal=False, float? scale=None, bool mask_grad=False) -> Tensor[]",
-    static=STATIC, fake=_fake_backward,
+    "torchtpu::sdpa_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, Tensor largest, "
+    f"Tensor total, {_OPTIONS}) -> Tensor[]",
+    static=STATIC, fake=_fake_backward, gradient=_second,
 )  # fmt: skip
 def sdpa_backward(
-    grad: Array, query: Array, key: Array, value: Array, output: Array, logsumexp: Array, grad_logsumexp: Maybe,
-    mask: Maybe = None, seed: Maybe = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, mask_grad: bool = False,
+    grad: Array, query: Array, key: Array, value: Array, output: Array, largest: Array, total: Array,
+    mask: Maybe, seed: Maybe, dropout_p: float, is_causal: bool, scale: float | None, mask_grad: bool,
 ) -> list[Array]:  # fmt: skip
     """The gradients of query, key and value, and of the mask if ``mask_grad``, in the inputs' shapes and dtypes.
 
-    With the weights P = exp(S - logsumexp) and dP = dO Vᵀ: dV = Pᵀ dO, dS = P (dP - Σ dO·O), dQ = dS K, dK = dSᵀ Q;
-    the sum over a row of dP P is that of dO O (Dao et al., 2022, appendix B.2).
+    With the weights P = exp(S - largest) / total and dP = dO Vᵀ: dV = Pᵀ dO, dS = P (dP - Σ dP P), dQ = dS K,
+    dK = dSᵀ Q (Dao et al., 2022, appendix B.2). The sum is that of dO O too, for which ``output`` is here; over
+    P itself it is exact where one key has all the weight.
     """
+    return _pull(
+        (grad, query, key, value), (largest, total), mask, seed, dropout_p, is_causal, scale, mask_grad
+    )
+
+
+@pack.op(
+    f"torchtpu::sdpa_gradients(Tensor grad, Tensor query, Tensor key, Tensor value, {_OPTIONS}) -> Tensor[]",
+    static=STATIC, fake=_fake_backward,
+)  # fmt: skip
+def sdpa_gradients(
+    grad: Array, query: Array, key: Array, value: Array, mask: Maybe, seed: Maybe, dropout_p: float,
+    is_causal: bool, scale: float | None, mask_grad: bool,
+) -> list[Array]:  # fmt: skip
+    """`sdpa_backward` from the inputs alone, which is what has derivatives; half types become float32 inside."""
+    inputs = [wide(x) for x in (grad, query, key, value)]
+    found = _pull(inputs, None, mask, seed, dropout_p, is_causal, scale, mask_grad)
+    return [g.astype(x.dtype) for g, x in zip(found, (query, key, value, mask), strict=False)]
+
+
+def _pull(
+    inputs: Sequence[Array], rows: tuple[Array, Array] | None, mask: Maybe, seed: Maybe, dropout_p: float,
+    is_causal: bool, scale: float | None, mask_grad: bool,
+) -> list[Array]:  # fmt: skip
+    """The gradients; ``rows`` are the largest score and the sum of each row, if they are known."""
+    grad, query, key, value = inputs
     lead, heads, groups = _grouped(query, key)
     queries, grads = _rows(query, heads, groups), _rows(grad, heads, groups)
     keys, values = _columns(key), _columns(value)
     hidden = None if mask is None else _mask(mask, lead, heads, groups)
     factor = _scale(scale, query.shape[-1])
     scores = _scores(queries, keys, hidden, is_causal, factor)
-    weights = jnp.exp(scores - logsumexp.reshape(*queries.shape[:-1], 1))
+    weights, total = _weights(scores, rows)
+    weights = weights / _divisor(total)
     drop = _factor(seed, dropout_p, weights.shape)
-    mine = jnp.sum(wide(grad) * wide(output), axis=-1)
-    mine = mine if grad_logsumexp is None else mine - grad_logsumexp
     pull = _dropped(_product("bhgle,bhse->bhgls", grads, values), drop)
-    pull = weights * (pull - mine.reshape(*queries.shape[:-1], 1))
+    pull = weights * (pull - jnp.sum(pull * weights, axis=-1, keepdims=True))
     narrow = pull.astype(query.dtype)
     found = [
         _product("bhgls,bhse->bhgle", narrow, keys) * factor,
