@@ -1,4 +1,4 @@
-"""Embedding tables; attention itself is a composite of torch."""
+"""Embedding tables, and the fused layers that torch calls for inference."""
 
 from __future__ import annotations
 

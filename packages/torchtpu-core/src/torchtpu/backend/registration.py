@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -124,13 +124,16 @@ def start() -> None:
         _kernels.update(special)
         _started.append(True)
         library = torch.library.Library("aten", "IMPL", "PrivateUse1")
-        _libraries.append(library)
+        above = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
+        _libraries.extend([library, above])
         for name, kernel in special.items():
             if name not in ("empty.memory_format", "empty_strided"):
                 library.impl(name, kernel)
         _register_lowerings(library, special)
+        _take_over([library, above], special)
         define_operators()
         changed += (_forget, partial(_register_lowerings, library, special))
+        changed.append(partial(_take_over, [library, above], special))
         probes.install()
         changed.append(probes.install)
         serialize.register()
@@ -170,10 +173,27 @@ def _register_lowerings(library: torch.library.Library, special: dict[str, Any])
             library.impl(short, _resolving(library, short, op))
 
 
-def _short(op: OpOverload) -> str:
+def _take_over(libraries: Sequence[torch.library.Library], special: dict[str, Any]) -> None:
+    """Let packs' decompositions of composite operators come before torch's, on operators that have gradients."""
+    from torchtpu.dispatch.schema import overload
+    from torchtpu.plugins.registry import registry
+
+    for name, record in registry().decompositions.items():
+        op, short = overload(name), name.removeprefix("aten::")
+        if record.when == "always" and op is not None and _composite(name) and short not in special:
+            special[short] = True
+            for library in libraries:
+                library.impl(short, _resolving(library, short, op))
+
+
+def _full(op: OpOverload) -> str:
     from torchtpu.dispatch.schema import op_name
 
-    return op_name(op).removeprefix("aten::")
+    return op_name(op)
+
+
+def _short(op: OpOverload) -> str:
+    return _full(op).removeprefix("aten::")
 
 
 def _relatives(op: OpOverload) -> list[OpOverload]:
@@ -216,11 +236,15 @@ def _forget() -> None:
 
 
 def resolve(op: OpOverload) -> Callable[..., Any]:
-    """The kernel of ``op``: its lowering, a decomposition or the CPU."""
+    """The kernel of ``op``: its lowering, a decomposition or the CPU; of a composite one, the decomposition."""
+    from torchtpu.dispatch import fallback
     from torchtpu.dispatch.call import make_call
     from torchtpu.dispatch.schema import family
     from torchtpu.plugins.registry import registry
 
+    if op._can_decompose() and _composite(_full(op)):
+        rule = fallback.instead(op)
+        return op.decompose if rule is None else fallback.decomposing(_full(op), rule, op.decompose)
     return make_call(family(op, registry().lowerings))
 
 

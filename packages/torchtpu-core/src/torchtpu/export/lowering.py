@@ -95,7 +95,7 @@ def serialize(name: str, closed: Any, platform: str) -> bytes:
                 f"torchtpu: {why} run on the host of a TPU and cannot be part of its program; "
                 "platforms=('cpu',) exports for the CPU alone"
             )
-        closed = legalize.legal(closed)
+    closed = legalize.legal(closed, platform)
     flat = core.jaxpr_as_fun(safe_updates(closed, platform))
 
     def call(*arrays: Any) -> Any:

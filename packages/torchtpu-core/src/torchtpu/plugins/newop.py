@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from torchtpu.plugins import opgrad
@@ -30,7 +30,8 @@ class Definition:
 
     ``backward`` is ``"vjp"``, None for no gradient, or a JAX function of (gradients, results, arguments…).
     ``static`` names numbers that must be Python values. ``around`` is applied to ``fn`` and to each derivative
-    after it was made: what all of them are traced in. ``host`` says whether CPU tensors are served.
+    after it was made: what all of them are traced in. ``host`` says whether CPU tensors are served. ``fake``
+    and ``gradient`` are torch functions in place of what is derived, see `Pack.op`.
     """
 
     schema: str
@@ -40,12 +41,17 @@ class Definition:
     around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     host: bool = True
     order: int = ORDER
+    fake: Callable[..., Any] | None = None
+    gradient: Callable[..., Any] | None = None
 
     @classmethod
     def of(cls, record: Lowering) -> Definition:
         """That of a pack's record, which has a schema."""
         assert record.schema is not None
-        return cls(schema=record.schema, fn=record.fn, backward=record.backward, static=record.static)
+        return cls(
+            schema=record.schema, fn=record.fn, backward=record.backward, static=record.static,
+            fake=record.fake, gradient=record.gradient,
+        )  # fmt: skip
 
     @cached_property
     def name(self) -> str:
@@ -60,7 +66,7 @@ class Definition:
     @cached_property
     def derivative(self) -> Definition | None:
         """The operator that autograd calls, if there is one."""
-        if self.backward is None or self.order == 0:
+        if self.backward is None or self.order == 0 or self.gradient is not None:
             return None
         if self.backward == "vjp":
             fn, order = opgrad.vjp(self.schema, self.fn), self.order - 1
@@ -165,8 +171,8 @@ def define(definition: Definition) -> Any:
         library = torch.library.Library(namespace, "FRAGMENT")
         library.define(schema.strip().removeprefix(f"{namespace}::"))
         library.impl(rest, on_cpu(definition.reference) if definition.host else _refusing(name), "CPU")
-        torch.library.register_fake(name, shapes(definition.reference), lib=library)
-        pull = _autograd(definition)
+        torch.library.register_fake(name, definition.fake or shapes(definition.reference), lib=library)
+        pull = _autograd(definition) if definition.gradient is None else _given(definition)
         torch.library.register_autograd(name, pull, setup_context=_setup(definition), lib=library)
         op = getattr(getattr(getattr(torch.ops, namespace), base), variant or "default")
         _defined[name] = _Defined(definition, library, op)
@@ -195,7 +201,7 @@ def _refusing(name: str) -> Callable[..., Any]:
 def _setup(definition: Definition) -> Callable[..., None]:
     """Keep what the backward reads, the tensors by torch's own means."""
     given = signature(definition.schema)
-    with_outputs = callable(definition.backward)
+    with_outputs = callable(definition.backward) or definition.gradient is not None
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any, **named: Any) -> None:
         import torch
@@ -206,6 +212,7 @@ def _setup(definition: Definition) -> Callable[..., None]:
             if own[1] is not None:
                 own[1](ctx, inputs=inputs, output=output, **named)
             return
+        ctx.set_materialize_grads(definition.gradient is None)
         bound = given.bind(inputs, named.get("keyword_only_inputs", {}))
         leaves, ctx.tree = tree_flatten((bound, tree_flatten(output)[0] if with_outputs else None))
         ctx.fixed = [None if isinstance(v, torch.Tensor) else v for v in leaves]
@@ -221,13 +228,48 @@ def _setup(definition: Definition) -> Callable[..., None]:
     return setup_named if given.keyword_only else setup_plain
 
 
+def _kept(ctx: Any) -> Any:
+    """The arguments by name, and the list of results where they were kept."""
+    from torch.utils._pytree import tree_unflatten
+
+    leaves = list(ctx.fixed)
+    for i, tensor in zip(ctx.which, ctx.saved_tensors, strict=True):
+        leaves[i] = tensor
+    return tree_unflatten(leaves, ctx.tree)
+
+
+def _given(definition: Definition) -> Callable[..., Any]:
+    """The backward that torch calls: the pack's torch function, in the form that torch wants."""
+    given, gradient = signature(definition.schema), definition.gradient
+    assert gradient is not None
+
+    def pull(ctx: Any, *grads: Any) -> Any:
+        own = _defined[definition.name].autograd
+        if own is not None:
+            return own[0](ctx, *grads)
+        bound, outputs = _kept(ctx)
+        # torch leaves out what has its default
+        names = [n for n in given.names if n not in given.keyword_only][: len(ctx.needs_input_grad)]
+        needed = frozenset(n for n, needs in zip(names, ctx.needs_input_grad, strict=True) if _any(needs))
+        found = given.call(partial(gradient, grads, outputs, needed), bound)
+        back = [found.get(n) if n in needed else None for n in names]
+        return tuple(back) if len(back) > 1 else back[0]
+
+    return pull
+
+
+def _any(needs: Any) -> bool:
+    """Whether an argument, or any tensor of a list, wants a gradient."""
+    return any(needs) if isinstance(needs, list | tuple) else bool(needs)
+
+
 def _autograd(definition: Definition) -> Callable[..., Any]:
     """The backward that torch calls: one call of the derivative's operator."""
     given = signature(definition.schema)
 
     def pull(ctx: Any, *grads: Any) -> Any:
         import torch
-        from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+        from torch.utils._pytree import tree_flatten, tree_map
 
         own = _defined[definition.name].autograd
         if own is not None:
@@ -235,10 +277,7 @@ def _autograd(definition: Definition) -> Callable[..., Any]:
         if definition.derivative is None:
             why = ": it was defined with backward=None" if definition.backward is None else ""
             raise NotImplementedError(f"torchtpu: {definition.name} has no derivative{why}")
-        leaves = list(ctx.fixed)
-        for i, tensor in zip(ctx.which, ctx.saved_tensors, strict=True):
-            leaves[i] = tensor
-        bound, outputs = tree_unflatten(leaves, ctx.tree)
+        bound, outputs = _kept(ctx)
         first = [[g for g in tree_flatten(grads)[0] if isinstance(g, torch.Tensor)]]
         first += [outputs] if outputs is not None else []
         op = define(definition.derivative)

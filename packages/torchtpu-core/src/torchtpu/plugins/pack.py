@@ -96,19 +96,25 @@ class Pack:
         static: tuple[str, ...] = (),
         dtypes: tuple[str, ...] | None = None,
         backward: Backward = "vjp",
+        fake: Callable[..., Any] | None = None,
+        gradient: Callable[..., Any] | None = None,
     ) -> Callable[[Callable[..., Any]], NewOp]:
         """Define a new torch operator from its schema; gives back a torch callable with ``.reference``.
 
         The decorated JAX function defines its values, shapes and gradients on every device. ``backward`` is
         ``"vjp"``, None for an operator without a gradient, or a JAX function of (gradients, results, arguments…)
-        that gives the gradients of the floating tensors. Raises ValueError for a schema that writes or aliases
+        that gives the gradients of the floating tensors. ``fake`` gives the results on torch's tensors without
+        data, where sizes may be symbols. ``gradient(grads, outputs, needed, *arguments)`` is a torch function from
+        the results and their gradients (None where there is none) to a dict of gradients by argument, in place of
+        ``backward``; ``needed`` has the names that want one. Raises ValueError for a schema that writes or aliases
         its arguments.
         """
         name = name_of(schema)
 
         def register(fn: Callable[..., Any]) -> NewOp:
             record = Lowering(
-                op=name, fn=fn, schema=schema, sharding=sharding, static=static, dtypes=dtypes, backward=backward
+                op=name, fn=fn, schema=schema, sharding=sharding, static=static, dtypes=dtypes,
+                backward=backward, fake=fake, gradient=gradient,
             )  # fmt: skip
             self.lowerings.append(record)
             return NewOp(Definition.of(record))

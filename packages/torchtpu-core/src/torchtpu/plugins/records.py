@@ -56,7 +56,8 @@ class Lowering:
     values while tracing. ``rng`` asks for a JAX key as keyword ``key``. ``validate`` is run by debug
     mode on NumPy values and raises what CPU would raise. ``host`` marks a function on NumPy arrays
     that runs on the host by declaration (results whose shape depends on data, general ``eig``).
-    ``schema`` defines a new operator, ``backward`` its gradient: ``"vjp"``, None, or a JAX function.
+    ``schema`` defines a new operator, ``backward`` its gradient: ``"vjp"``, None, or a JAX function. Torch
+    functions may take the place of what is derived: ``fake`` for shapes, ``gradient`` for the gradient.
     """
 
     op: str
@@ -71,6 +72,8 @@ class Lowering:
     sharding: str | None = None
     dtypes: tuple[str, ...] | None = None
     backward: Literal["vjp"] | Callable[..., Any] | None = "vjp"
+    fake: Callable[..., Any] | None = None
+    gradient: Callable[..., Any] | None = None
     origin: Origin | None = None
 
 
