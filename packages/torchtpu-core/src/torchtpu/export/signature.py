@@ -59,10 +59,19 @@ def plan(program: ExportedProgram, lowered: ExportedProgram) -> Plan:
     args, kwargs = pytree.tree_unflatten(names, spec_in)
     described = {
         "state": tuple(state.found), "inputs": tuple(inputs), "outputs": tuple(outputs),
-        "in_spec": pytree.treespec_dumps(spec_in), "out_spec": pytree.treespec_dumps(spec_out),
+        "in_spec": _dumped(spec_in), "out_spec": _dumped(spec_out),
         "positional": tuple(_positional(program, len(args))), "keywords": tuple(kwargs), "dimensions": dims.ranges,
     }  # fmt: skip
     return Plan(Wanted(places, avals, writes, results, random), described, state.tensors)
+
+
+def _dumped(spec: Any) -> str:
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError as error:  # a class without a registered name
+        raise ExportError(
+            f"torchtpu: an argument or result is of a class that a file cannot name: {error}"
+        ) from error
 
 
 def _name(value: torch.Tensor) -> str:
@@ -96,12 +105,17 @@ def _states(program: ExportedProgram, lowered: ExportedProgram, nodes: dict[str,
     state = _State()
     keys: dict[Any, int] = {}
     for spec in lowered.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
+        if spec.kind is InputKind.USER_INPUT or _idle(spec, nodes):
             continue
         kind, target = _KINDS.get(spec.kind), spec.target
+        if spec.kind is InputKind.TOKEN:
+            users = [str(user.args[1]) for user in nodes[spec.arg.name].users if user.op != "output"]
+            raise ExportError(
+                f"torchtpu: {', '.join(users)} has an effect, which a program on the device cannot have"
+            )
         if kind is None or target is None:
             raise ExportError(
-                f"torchtpu: {spec.target or spec.arg} is a {spec.kind.name}, which a file cannot hold"
+                f"torchtpu: {target or spec.arg} is a {spec.kind.name}, which a file cannot hold"
             )
         value = next(
             d[target] for d in (program.state_dict, program.constants, lowered.constants) if target in d
@@ -125,6 +139,11 @@ def _states(program: ExportedProgram, lowered: ExportedProgram, nodes: dict[str,
             names = (*first.names, target)
             state.found[place] = State(**{**first.__dict__, "names": names})
     return state
+
+
+def _idle(spec: Any, nodes: dict[str, fx.Node]) -> bool:
+    """Whether an input is the token that orders effects, of which none is left."""
+    return spec.kind is InputKind.TOKEN and all(user.op == "output" for user in nodes[spec.arg.name].users)
 
 
 def _identity(value: torch.Tensor) -> Any:
@@ -187,6 +206,8 @@ def _results(
         if spec.kind.name in _MUTATIONS:
             target = targets.get(spec.target) or nodes[str(spec.target)]
             writes[places[target]] = nodes[spec.arg.name]
+            continue
+        if spec.kind is OutputKind.TOKEN:
             continue
         if spec.kind is not OutputKind.USER_OUTPUT:
             raise ExportError(f"torchtpu: {spec.kind.name} among the results is not supported")
