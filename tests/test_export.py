@@ -73,6 +73,21 @@ class Tree(nn.Module):
         return {"t": total.t(), "both": (y.to(torch.int64).cumsum(0), [None, 3]), "wide": wide}
 
 
+class Parts(nn.Module):
+    """What torch.export keeps in other ways than operators: a constant, autocast, a branch, a check of data, effects."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            low = self.linear(x)
+        either = torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: self.linear(a), (x,))
+        big = F.interpolate(x[None, None], scale_factor=2, mode="bilinear")
+        return low, either + torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.linalg.inv(x + 4 * torch.eye(4)), big
+
+
 class Cache(nn.Module):
     """Writes into a buffer at a place that is data, and into an argument."""
 
@@ -105,6 +120,7 @@ def cases():
         "lstm": Case(Recurrent(), (torch.randn(3, 5, 4),)),
         "bf16": Case(copy.deepcopy(mlp).bfloat16(), (torch.randn(4, 7).bfloat16(),), None, 2e-2),
         "double": Case(copy.deepcopy(mlp).double(), (torch.randn(4, 7).double(),), None, 1e-12),
+        "parts": Case(Parts(), (torch.rand(4, 4),), None, 2e-2),
         "tree": Case(Tree(), tree, {"scale": 0.5}),
     }
 
@@ -317,16 +333,28 @@ class Shapes(nn.Module):
         return x.nonzero().sum()
 
 
-class Own(nn.Module):
+class Print(nn.Module):
     def forward(self, x):
-        return torch.linalg.eig(x)[0]
+        torch._higher_order_ops.print("{}", x)
+        return x + 1
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+
+
+class Named(nn.Module):
+    def forward(self, x):
+        return Pair(x + 1)
 
 
 def test_what_cannot_be_exported_is_named_with_its_line(tmp_path):
     with pytest.raises(ExportError, match=r"(?s)nonzero.*no lowering.*test_export.py.*in forward"):
         save(Shapes(), tmp_path / "x", (torch.ones(3),))
-    with pytest.raises(ExportError, match=r"(?s)eig.*"):
-        save(Own(), tmp_path / "x", (torch.eye(3),))
+    with pytest.raises(ExportError, match="print has an effect"):
+        save(Print(), tmp_path / "x", (X,))
+    with pytest.raises(ExportError, match="of a class that a file cannot name.*Pair"):
+        save(Named(), tmp_path / "x", (X,))
     with pytest.raises(TypeError, match="a module or an ExportedProgram, not function"):
         save(lambda x: x, tmp_path / "x", (torch.ones(3),))
     with pytest.raises(ValueError, match="needs example args"):

@@ -30,7 +30,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     Raises `ExportError` if the file is damaged, of another format, or has no program for the platform in use.
     """
     torch.empty(0, device="tpu")  # starts the device
-    info, data, tensors = container.read(path, client.platform())
+    info, data, tensors = container.read(path, client.platform(), lambda tensor: tensor.to("tpu"))
     from jax import export
 
     try:
@@ -56,8 +56,7 @@ class Loaded(nn.Module):
         self._made, self._binder = made, Binder(info)
         self._entries: dict[Any, Entry] = {}
         self._slots: list[tuple[nn.Module | None, str, torch.Tensor]] = []
-        for state, tensor in zip(info.state, tensors, strict=True):
-            value = tensor.to("tpu")
+        for state, value in zip(info.state, tensors, strict=True):
             if state.kind == "parameter":
                 value = nn.Parameter(value, requires_grad=False)
             for name in state.names if state.kind != "constant" else ():
