@@ -1,0 +1,76 @@
+"""A second process finds every program of the first on the disk: keys are alike in every process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+STEP = """
+import torch
+import torchtpu
+from torch import nn
+
+torch.manual_seed(0)
+torch._dynamo.config.allow_rnn = True
+with torchtpu.explain() as report:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 8)).to("tpu")
+    cell = nn.LSTM(8, 4, batch_first=True).to("tpu")
+    optimizer = torch.optim.AdamW([*model.parameters(), *cell.parameters()], lr=0.01)
+
+    @torch.compile(backend="tpu")
+    def loss_of(x):
+        return cell(model(x)[None])[0].square().mean()
+
+    step = torch.compile(optimizer.step, backend="tpu")
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = loss_of(torch.ones(3, 1, 6, 6, device="tpu"))
+        loss.backward()
+        step()
+    print(loss.item())
+"""
+LOADED = """
+import sys
+import torch
+import torchtpu
+
+with torchtpu.explain() as report:
+    print(torchtpu.export.load(sys.argv[1])(torch.ones(2, 3)).sum().item())
+"""
+COUNTS = """
+sources = [made.source for made in report.compilations]
+print(sources.count("compiler"), sources.count("disk"))
+"""
+
+
+def twice(code, folder, *args):
+    """What a program prints in two processes, whose hashes differ, with one folder of compiled programs."""
+    told = []
+    for seed in ("1", "2"):
+        env = {**os.environ, "TORCHTPU_CACHE_DIR": str(folder), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code + COUNTS, *args]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr[-3000:]
+        value, compiled, found = done.stdout.split()
+        told.append((value, int(compiled), int(found)))
+    return told
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_no_step(tmp_path):
+    first, second = twice(STEP, tmp_path / "disk")
+    assert first[0] == second[0]
+    assert first[1] >= 3  # forward, backward and optimizer at least
+    assert second[1] == 0 and second[2] == first[1] + first[2]
+
+
+def test_a_second_process_compiles_no_exported_program(tmp_path):
+    import torch
+
+    import torchtpu.export
+
+    torchtpu.export.save(torch.nn.BatchNorm1d(3), tmp_path / "norm", (torch.ones(2, 3),))
+    first, second = twice(LOADED, tmp_path / "disk", str(tmp_path / "norm"))
+    assert first[0] == second[0]
+    assert first[1] >= 1 and second[1] == 0 and second[2] == first[1] + first[2]
