@@ -289,6 +289,40 @@ def test_dynamic_dimensions(tmp_path):
         loaded(torch.randn(9, 5, 4))
 
 
+def test_a_sequence_of_any_length(tmp_path):
+    model, sizes = Gpt(), {0: Dim("batch", max=4), 1: Dim("length", min=2, max=6)}
+    save(model, tmp_path / "gpt", (torch.zeros(2, 4, dtype=torch.int64),), dynamic_shapes={"ids": sizes})
+    loaded = load(tmp_path / "gpt")
+    for shape in ((1, 6), (3, 2)):
+        ids = torch.randint(0, 11, shape)
+        close(loaded(ids), model(ids))
+
+
+class Windows(nn.Module):
+    def forward(self, x):
+        return x.unfold(0, 2, 1).sum(1)
+
+
+def test_dynamic_dimensions_that_are_not_supported_are_told(tmp_path):
+    n = Dim("n", min=2, max=50)
+    with pytest.raises(
+        ExportError, match=r"(?s)unfold.* with a dynamic dimension is not supported yet.*in forward"
+    ):
+        save(Windows(), tmp_path / "x", (torch.ones(6),), dynamic_shapes={"x": {0: n}})
+    with pytest.raises(ExportError, match=r"dynamic dimension 2\*s\d+ of argument y is not supported yet"):
+        save(
+            Both(),
+            tmp_path / "x",
+            (torch.ones(3), torch.ones(6)),
+            dynamic_shapes={"x": {0: n}, "y": {0: 2 * n}},
+        )
+
+
+class Both(nn.Module):
+    def forward(self, x, y):
+        return x.sum() + y.sum()
+
+
 class Two(nn.Module):
     def forward(self, x, y):
         return x + y

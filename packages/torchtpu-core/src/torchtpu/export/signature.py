@@ -153,46 +153,38 @@ def _identity(value: torch.Tensor) -> Any:
 
 
 class Dimensions:
-    """The dynamic dimensions of a program: their names, ranges and JAX's symbols."""
+    """The dynamic dimensions of a program's arguments: their names, ranges and JAX's symbols."""
 
     def __init__(self, lowered: ExportedProgram) -> None:
-        self._known = lowered.range_constraints
+        found = [n.meta["val"] for n in lowered.graph.nodes if n.op == "placeholder"]
+        sizes = [size for value in found if isinstance(value, torch.Tensor) for size in value.shape]
+        used = {size.node.expr for size in sizes if isinstance(size, torch.SymInt)}
         self.ranges: dict[str, tuple[int, int | None]] = {}
+        for symbol, limits in lowered.range_constraints.items():
+            if symbol in used:
+                upper = int(limits.upper) if limits.upper.is_Integer else None
+                self.ranges[str(symbol)] = int(limits.lower), upper
         self._symbols: dict[str, Any] = {}
 
     def shown(self, name: str, shape: Iterable[Any]) -> tuple[int | str, ...]:
-        """The sizes of an argument, dynamic ones by name."""
-        return tuple(self._size(name, size) for size in shape)
-
-    def _size(self, name: str, size: Any) -> int | str:
-        if not isinstance(size, torch.SymInt):
-            return int(size)
-        symbol = size.node.expr
-        if not symbol.is_Symbol:
-            raise ExportError(
-                f"torchtpu: dynamic dimension {symbol} of argument {name} is not supported yet, only plain ones"
-            )
-        limits = self._known[symbol]
-        upper = int(limits.upper) if limits.upper.is_Integer else None
-        self.ranges[str(symbol)] = int(limits.lower), upper
-        return str(symbol)
+        """The sizes of an argument, dynamic ones by name; `ExportError` for one that is computed from another."""
+        sizes = tuple(str(s) if isinstance(s, torch.SymInt) else int(s) for s in shape)
+        for size in sizes:
+            if isinstance(size, str) and size not in self.ranges:
+                raise ExportError(
+                    f"torchtpu: dynamic dimension {size} of argument {name} is not supported yet, only plain ones"
+                )
+        return sizes
 
     def symbolic(self, shape: Sequence[int | str]) -> tuple[Any, ...]:
         """JAX's sizes; all dynamic ones belong to one scope."""
-        missing = [s for s in shape if isinstance(s, str) and s not in self._symbols]
-        if missing and not self._symbols:
+        if self.ranges and not self._symbols:
             from jax import export
 
-            names = [str(symbol) for symbol in self._known]
-            limits = []
-            for symbol, known in self._known.items():
-                limits.append(f"{symbol} >= {int(known.lower)}")
-                if known.upper.is_Integer:
-                    limits.append(f"{symbol} <= {int(known.upper)}")
-            scope = export.SymbolicScope(limits)
-            self._symbols = dict(
-                zip(names, export.symbolic_shape(", ".join(names), scope=scope), strict=True)
-            )
+            limits = [f"{name} >= {least}" for name, (least, _) in self.ranges.items()]
+            limits += [f"{name} <= {most}" for name, (_, most) in self.ranges.items() if most is not None]
+            symbols = export.symbolic_shape(", ".join(self.ranges), scope=export.SymbolicScope(limits))
+            self._symbols = dict(zip(self.ranges, symbols, strict=True))
         return tuple(self._symbols[s] if isinstance(s, str) else s for s in shape)
 
 
