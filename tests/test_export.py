@@ -304,18 +304,22 @@ class Windows(nn.Module):
 
 
 def test_dynamic_dimensions_that_are_not_supported_are_told(tmp_path):
-    n = Dim("n", min=2, max=50)
+    n = Dim("n", min=3, max=50)
     with pytest.raises(
         ExportError, match=r"(?s)unfold.* with a dynamic dimension is not supported yet.*in forward"
     ):
         save(Windows(), tmp_path / "x", (torch.ones(6),), dynamic_shapes={"x": {0: n}})
-    with pytest.raises(ExportError, match=r"dynamic dimension 2\*s\d+ of argument y is not supported yet"):
-        save(
-            Both(),
-            tmp_path / "x",
-            (torch.ones(3), torch.ones(6)),
-            dynamic_shapes={"x": {0: n}, "y": {0: 2 * n}},
-        )
+
+
+def test_a_size_may_follow_from_another(tmp_path):
+    n = Dim("n", min=3, max=50)
+    sizes = {"x": {0: n}, "y": {0: 2 * n + 1}}
+    save(Both(), tmp_path / "both", (torch.ones(3), torch.ones(7)), dynamic_shapes=sizes)
+    loaded = load(tmp_path / "both")
+    for count in (4, 9):
+        assert loaded(torch.ones(count), torch.ones(2 * count + 1)).item() == 3 * count + 1
+    with pytest.raises(ValueError, match=r"torchtpu: .* y.shape\[0\] \(= 8\) .* \(= 9\)"):
+        loaded(torch.ones(4), torch.ones(8))
 
 
 class Both(nn.Module):

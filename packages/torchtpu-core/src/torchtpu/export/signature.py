@@ -167,12 +167,12 @@ class Dimensions:
         self._symbols: dict[str, Any] = {}
 
     def shown(self, name: str, shape: Iterable[Any]) -> tuple[int | str, ...]:
-        """The sizes of an argument, dynamic ones by name; `ExportError` for one that is computed from another."""
+        """The sizes of an argument, dynamic ones by name or as torch computes them from others."""
         sizes = tuple(str(s) if isinstance(s, torch.SymInt) else int(s) for s in shape)
         for size in sizes:
             if isinstance(size, str) and size not in self.ranges:
                 raise ExportError(
-                    f"torchtpu: dynamic dimension {size} of argument {name} is not supported yet, only plain ones"
+                    f"torchtpu: dynamic dimension {size} of argument {name} is not supported yet"
                 )
         return sizes
 
@@ -183,7 +183,13 @@ class Dimensions:
 
             limits = [f"{name} >= {least}" for name, (least, _) in self.ranges.items()]
             limits += [f"{name} <= {most}" for name, (_, most) in self.ranges.items() if most is not None]
-            symbols = export.symbolic_shape(", ".join(self.ranges), scope=export.SymbolicScope(limits))
+            try:
+                symbols = export.symbolic_shape(", ".join(self.ranges), scope=export.SymbolicScope(limits))
+            except ValueError as error:
+                known = ", ".join(self.ranges)
+                raise ExportError(
+                    f"torchtpu: dynamic dimensions {known} are not supported yet: {error}"
+                ) from error
             self._symbols = dict(zip(self.ranges, symbols, strict=True))
         return tuple(self._symbols[s] if isinstance(s, str) else s for s in shape)
 
