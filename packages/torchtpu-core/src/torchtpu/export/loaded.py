@@ -173,7 +173,7 @@ def build(made: Any, info: Info, layouts: list[Layout], places: list[int], count
         closed = programs.trace(fn, avals)
     except ValueError as error:  # sizes that do not follow from each other as they have to
         raise ValueError(f"torchtpu: {_renamed(str(error), info)}") from error
-    return Entry("exported", closed, avals, tuple(written), results, None, bool(info.draws), False)
+    return Entry(made.fun_name, closed, avals, tuple(written), results, None, bool(info.draws), False)
 
 
 def _renamed(text: str, info: Info) -> str:
