@@ -142,19 +142,21 @@ def info(path: str | os.PathLike[str]) -> Info:
     return _reading(path, _describe)
 
 
-def read(path: str | os.PathLike[str], platform: str) -> tuple[Info, bytes, list[torch.Tensor]]:
-    """A file's description, its program for ``platform``, and ``info.state``'s tensors on the CPU.
+def read(
+    path: str | os.PathLike[str], platform: str, place: Callable[[torch.Tensor], Any]
+) -> tuple[Info, bytes, list[Any]]:
+    """A file's description, its program for ``platform``, and what ``place`` makes of each CPU tensor of its state.
 
     Raises `ExportError` for what is not such a file, is damaged, is of a newer format or has no such program,
     OSError as `open`.
     """
 
-    def take(file: zipfile.ZipFile) -> tuple[Info, bytes, list[torch.Tensor]]:
+    def take(file: zipfile.ZipFile) -> tuple[Info, bytes, list[Any]]:
         found = _describe(file)
         data = _program(file, found, platform)
-        return found, data, [_tensor(file, number, state) for number, state in enumerate(found.state)]
+        return found, data, [place(_tensor(file, number, state)) for number, state in enumerate(found.state)]
 
-    return _reading(path, take)
+    return _reading(path, take)  # type: ignore[no-any-return]
 
 
 def program(path: str | os.PathLike[str], platform: str) -> tuple[Info, bytes]:

@@ -55,7 +55,30 @@ def lowerable(program: ExportedProgram) -> ExportedProgram:
         constants={name: _hollow(value) for name, value in program.constants.items()},
         verifiers=[program.verifier],
     )
-    return move_to_device_pass(moved, "tpu:0").run_decompositions(_table())
+    _autocast_on_device(module)
+    made = move_to_device_pass(moved, "tpu:0").run_decompositions(_table())
+    _drop_checks(made.graph)
+    return made
+
+
+def _autocast_on_device(module: fx.GraphModule) -> None:
+    """Let autocast that holds for the program's tensors hold for them on the device."""
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    homes = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    for inner in module.modules():
+        for node in inner.graph.nodes if isinstance(inner, fx.GraphModule) else ():
+            if node.target is torch.ops.higher_order.wrap_with_autocast and node.args[0] in homes:
+                node.args = ("tpu", *node.args[1:])
+
+
+def _drop_checks(graph: fx.Graph) -> None:
+    """Take out what raises an error that depends on data, such as torch.linalg's of singular matrices."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.higher_order.with_effects and node.args[1] in _CHECKS:
+            for user in list(node.users):  # only the token, as a check has no result
+                user.replace_all_uses_with(node.args[0])
+                graph.erase_node(user)
+            graph.erase_node(node)
 
 
 def _hollow(value: Any) -> Any:
@@ -85,6 +108,7 @@ def _rule(op: OpOverload) -> Callable[..., Any]:
     return op.py_kernels[key] if callable(op.py_kernels.get(key)) else partial(op._op_dk, key)
 
 
+_CHECKS = (torch.ops.aten._linalg_check_errors.default,)
 # composite operators that torch.export's own table leaves whole
 _KEPT_BY_EXPORT = (torch.ops.aten.upsample_bilinear2d.vec, torch.ops.aten.upsample_nearest2d.vec)
 

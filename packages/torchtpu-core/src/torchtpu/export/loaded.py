@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     Raises `ExportError` if the file is damaged, of another format, or has no program for the platform in use.
     """
     torch.empty(0, device="tpu")  # starts the device
-    info, data, tensors = container.read(path, client.platform())
+    info, data, tensors = container.read(path, client.platform(), lambda tensor: tensor.to("tpu"))
     from jax import export
 
     try:
@@ -56,8 +57,7 @@ class Loaded(nn.Module):
         self._made, self._binder = made, Binder(info)
         self._entries: dict[Any, Entry] = {}
         self._slots: list[tuple[nn.Module | None, str, torch.Tensor]] = []
-        for state, tensor in zip(info.state, tensors, strict=True):
-            value = tensor.to("tpu")
+        for state, value in zip(info.state, tensors, strict=True):
             if state.kind == "parameter":
                 value = nn.Parameter(value, requires_grad=False)
             for name in state.names if state.kind != "constant" else ():
@@ -169,8 +169,17 @@ def build(made: Any, info: Info, layouts: list[Layout], places: list[int], count
         results[:] = [Result(buffer_layout(s, d), s, None) for s, d in zip(shapes, dtypes, strict=True)]
         return [*(buffers[p] for p in written), *rest]
 
-    closed = programs.trace(fn, avals)
-    return Entry("exported", closed, avals, tuple(written), results, None, bool(info.draws), False)
+    try:
+        closed = programs.trace(fn, avals)
+    except ValueError as error:  # sizes that do not follow from each other as they have to
+        raise ValueError(f"torchtpu: {_renamed(str(error), info)}") from error
+    return Entry(made.fun_name, closed, avals, tuple(written), results, None, bool(info.draws), False)
+
+
+def _renamed(text: str, info: Info) -> str:
+    """JAX's words about sizes, with the arguments' names in the place of their numbers."""
+    names = [state.names[0] for state in info.state] + [i.name for i in info.inputs if i.dtype is not None]
+    return re.sub(r"args\[(\d+)\]", lambda found: names[int(found[1])], text.partition(". Using")[0])
 
 
 def _launch(entry: Entry, inputs: Inputs, draws: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from jax import export
 from jax.extend import core
 from torch import fx
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from torchtpu.compile.walk import Env, Unlowerable, Walk
@@ -40,6 +41,26 @@ class Wanted:
     random: bool
 
 
+_COUNTING = (torch.ops.aten.arange.default, torch.ops.aten.arange.start)
+
+
+class _Watched(Walk):
+    """A walk that knows where it is, and counts up to sizes that are not known."""
+
+    at: fx.Node
+
+    def _value(self, node: fx.Node, env: Env) -> Any:
+        self.at = node
+        return super()._value(node, env)
+
+    def operator(self, node: fx.Node, op: OpOverload, args: Any, kwargs: Any, wanted: Any) -> Any:
+        """As of `Walk`; the lowering of ``arange`` needs numbers."""
+        if op in _COUNTING and any(map(export.is_symbolic_dim, args)):
+            first, last = (0, *args)[-2:]
+            return (jnp.arange(last - first) + first).astype(to_numpy(wanted.dtype))
+        return super().operator(node, op, args, kwargs, wanted)
+
+
 def trace(
     lowered: ExportedProgram, wanted: Wanted, platforms: Sequence[str], generation: str | None
 ) -> tuple[Any, int]:
@@ -47,13 +68,12 @@ def trace(
 
     The results are the new values of what is overwritten, then the graph's own, then the random state.
     """
-    draws = [0]
+    walk = _Watched(lowered.graph_module, None)
 
     def fn(*flat: Any) -> list[Any]:
-        walk = Walk(lowered.graph_module, flat[-1] if wanted.random else None)
+        walk.state, walk.draws = flat[-1] if wanted.random else None, 0
         env: Env = {node: flat[place] for node, place in wanted.places.items()}
         walk.run(needed(lowered.graph), env)
-        draws[0] = walk.draws
         new = [
             jnp.asarray(env[node]).astype(wanted.avals[place].dtype).reshape(wanted.avals[place].shape)
             for place, node in wanted.writes
@@ -62,19 +82,18 @@ def trace(
         return [*new, *results, *([walk.state] if wanted.random else [])]
 
     avals = [*wanted.avals, *([jax.ShapeDtypeStruct((4,), np.uint32)] if wanted.random else [])]
-    with selection.also_for("tpu", generation) if "tpu" in platforms else nullcontext():
-        return _named(lambda: program.trace(fn, avals)), draws[0]
-
-
-def _named(make: Callable[[], Any]) -> Any:
-    """What ``make`` gives; errors name the operator and its line in the model."""
+    dynamic = any(export.is_symbolic_dim(size) for a in avals for size in a.shape)
     try:
-        return make()
+        with selection.also_for("tpu", generation) if "tpu" in platforms else nullcontext():
+            return program.trace(fn, avals), walk.draws
     except Unlowerable as error:
-        raise ExportError(f"{error}{_line(error.node)}") from error
-    except jax.core.InconclusiveDimensionOperation as error:
+        also = ", or on a dynamic dimension" if dynamic and "depends on data" in str(error) else ""
+        raise ExportError(f"{error}{also}{_line(error.node)}") from error
+    except Exception as error:
+        if not dynamic:
+            raise
         raise ExportError(
-            f"torchtpu: a dynamic dimension is not supported by this program: {error}"
+            f"torchtpu: {walk.at.target} with a dynamic dimension is not supported yet: {error}{_line(walk.at)}"
         ) from error
 
 

@@ -59,10 +59,19 @@ def plan(program: ExportedProgram, lowered: ExportedProgram) -> Plan:
     args, kwargs = pytree.tree_unflatten(names, spec_in)
     described = {
         "state": tuple(state.found), "inputs": tuple(inputs), "outputs": tuple(outputs),
-        "in_spec": pytree.treespec_dumps(spec_in), "out_spec": pytree.treespec_dumps(spec_out),
+        "in_spec": _dumped(spec_in), "out_spec": _dumped(spec_out),
         "positional": tuple(_positional(program, len(args))), "keywords": tuple(kwargs), "dimensions": dims.ranges,
     }  # fmt: skip
     return Plan(Wanted(places, avals, writes, results, random), described, state.tensors)
+
+
+def _dumped(spec: Any) -> str:
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError as error:  # a class without a registered name
+        raise ExportError(
+            f"torchtpu: an argument or result is of a class that a file cannot name: {error}"
+        ) from error
 
 
 def _name(value: torch.Tensor) -> str:
@@ -96,12 +105,17 @@ def _states(program: ExportedProgram, lowered: ExportedProgram, nodes: dict[str,
     state = _State()
     keys: dict[Any, int] = {}
     for spec in lowered.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
+        if spec.kind is InputKind.USER_INPUT or _idle(spec, nodes):
             continue
         kind, target = _KINDS.get(spec.kind), spec.target
+        if spec.kind is InputKind.TOKEN:
+            users = [str(user.args[1]) for user in nodes[spec.arg.name].users if user.op != "output"]
+            raise ExportError(
+                f"torchtpu: {', '.join(users)} has an effect, which a program on the device cannot have"
+            )
         if kind is None or target is None:
             raise ExportError(
-                f"torchtpu: {spec.target or spec.arg} is a {spec.kind.name}, which a file cannot hold"
+                f"torchtpu: {target or spec.arg} is a {spec.kind.name}, which a file cannot hold"
             )
         value = next(
             d[target] for d in (program.state_dict, program.constants, lowered.constants) if target in d
@@ -127,6 +141,11 @@ def _states(program: ExportedProgram, lowered: ExportedProgram, nodes: dict[str,
     return state
 
 
+def _idle(spec: Any, nodes: dict[str, fx.Node]) -> bool:
+    """Whether an input is the token that orders effects, of which none is left."""
+    return spec.kind is InputKind.TOKEN and all(user.op == "output" for user in nodes[spec.arg.name].users)
+
+
 def _identity(value: torch.Tensor) -> Any:
     """Equal for tensors that are the same memory in the same form."""
     place = value.untyped_storage()._cdata, value.storage_offset()
@@ -134,46 +153,44 @@ def _identity(value: torch.Tensor) -> Any:
 
 
 class Dimensions:
-    """The dynamic dimensions of a program: their names, ranges and JAX's symbols."""
+    """The dynamic dimensions of a program's arguments: their names, ranges and JAX's symbols."""
 
     def __init__(self, lowered: ExportedProgram) -> None:
-        self._known = lowered.range_constraints
+        found = [n.meta["val"] for n in lowered.graph.nodes if n.op == "placeholder"]
+        sizes = [size for value in found if isinstance(value, torch.Tensor) for size in value.shape]
+        used = {size.node.expr for size in sizes if isinstance(size, torch.SymInt)}
         self.ranges: dict[str, tuple[int, int | None]] = {}
+        for symbol, limits in lowered.range_constraints.items():
+            if symbol in used:
+                upper = int(limits.upper) if limits.upper.is_Integer else None
+                self.ranges[str(symbol)] = int(limits.lower), upper
         self._symbols: dict[str, Any] = {}
 
     def shown(self, name: str, shape: Iterable[Any]) -> tuple[int | str, ...]:
-        """The sizes of an argument, dynamic ones by name."""
-        return tuple(self._size(name, size) for size in shape)
-
-    def _size(self, name: str, size: Any) -> int | str:
-        if not isinstance(size, torch.SymInt):
-            return int(size)
-        symbol = size.node.expr
-        if not symbol.is_Symbol:
-            raise ExportError(
-                f"torchtpu: dynamic dimension {symbol} of argument {name} is not supported yet, only plain ones"
-            )
-        limits = self._known[symbol]
-        upper = int(limits.upper) if limits.upper.is_Integer else None
-        self.ranges[str(symbol)] = int(limits.lower), upper
-        return str(symbol)
+        """The sizes of an argument, dynamic ones by name or as torch computes them from others."""
+        sizes = tuple(str(s) if isinstance(s, torch.SymInt) else int(s) for s in shape)
+        for size in sizes:
+            if isinstance(size, str) and size not in self.ranges:
+                raise ExportError(
+                    f"torchtpu: dynamic dimension {size} of argument {name} is not supported yet"
+                )
+        return sizes
 
     def symbolic(self, shape: Sequence[int | str]) -> tuple[Any, ...]:
         """JAX's sizes; all dynamic ones belong to one scope."""
-        missing = [s for s in shape if isinstance(s, str) and s not in self._symbols]
-        if missing and not self._symbols:
+        if self.ranges and not self._symbols:
             from jax import export
 
-            names = [str(symbol) for symbol in self._known]
-            limits = []
-            for symbol, known in self._known.items():
-                limits.append(f"{symbol} >= {int(known.lower)}")
-                if known.upper.is_Integer:
-                    limits.append(f"{symbol} <= {int(known.upper)}")
-            scope = export.SymbolicScope(limits)
-            self._symbols = dict(
-                zip(names, export.symbolic_shape(", ".join(names), scope=scope), strict=True)
-            )
+            limits = [f"{name} >= {least}" for name, (least, _) in self.ranges.items()]
+            limits += [f"{name} <= {most}" for name, (_, most) in self.ranges.items() if most is not None]
+            try:
+                symbols = export.symbolic_shape(", ".join(self.ranges), scope=export.SymbolicScope(limits))
+            except ValueError as error:
+                known = ", ".join(self.ranges)
+                raise ExportError(
+                    f"torchtpu: dynamic dimensions {known} are not supported yet: {error}"
+                ) from error
+            self._symbols = dict(zip(self.ranges, symbols, strict=True))
         return tuple(self._symbols[s] if isinstance(s, str) else s for s in shape)
 
 
@@ -187,6 +204,8 @@ def _results(
         if spec.kind.name in _MUTATIONS:
             target = targets.get(spec.target) or nodes[str(spec.target)]
             writes[places[target]] = nodes[spec.arg.name]
+            continue
+        if spec.kind is OutputKind.TOKEN:
             continue
         if spec.kind is not OutputKind.USER_OUTPUT:
             raise ExportError(f"torchtpu: {spec.kind.name} among the results is not supported")
