@@ -212,6 +212,18 @@ def check_checkpoint():
         torch.testing.assert_close(whole["model"][name].cpu(), full)
 
 
+def check_asynchronous_checkpoint():
+    model, path = sharded(), FOLDER / "asynchronous"
+    expected = {name: value.full_tensor().cpu() for name, value in model.state_dict().items()}
+    writing = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)
+    losses(model, *mine(), True, steps=1)  # what is written is the state at the call
+    writing.result()
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=path)
+    for name, value in state["model"].items():
+        torch.testing.assert_close(value.full_tensor().cpu(), expected[name], rtol=0, atol=0)
+
+
 def main():
     warnings.simplefilter("ignore")
     dist.init_process_group("tpu", timeout=timedelta(seconds=60))
