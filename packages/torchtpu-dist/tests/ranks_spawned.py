@@ -10,9 +10,7 @@ import torch.multiprocessing as mp
 
 def rank(number, size, port, folder):
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(
-        "tpu", address, world_size=size, rank=number, timeout=timedelta(seconds=30)
-    )
+    dist.init_process_group("tpu", address, world_size=size, rank=number, timeout=timedelta(seconds=30))
     x = torch.full((3,), float(number + 1)).to("tpu")
     dist.all_reduce(x)
     with open(f"{folder}/sum{number}", "w") as file:
