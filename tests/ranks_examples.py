@@ -12,6 +12,9 @@ import gpt
 import ranks
 import torch
 import train_digits
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -74,6 +77,21 @@ def check_tensor_parallel():
 def check_sharded_on_two_dimensions():
     if SIZE == 4:
         continues(gpt_settings(2), FOLDER / "both")
+
+
+def check_sharded_and_replicated():
+    if SIZE != 4:
+        return
+    args = gpt_settings()
+    torch.manual_seed(args.seed)
+    model = gpt.GPT(args.dim, args.depth, args.heads, args.context).to("tpu")
+    mesh = init_device_mesh("tpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh)
+    assert model.blocks[0].up.weight.placements == (Replicate(), Shard(0))
+    run = fsdp_gpt.build(args, RANK, SIZE)
+    run.model, run.optimizer = model, torch.optim.AdamW(model.parameters(), lr=args.lr)
+    close(curve(run, STEPS), plain_gpt(args))
 
 
 def check_ddp():

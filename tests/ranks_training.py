@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
@@ -167,6 +168,33 @@ def check_functional_collectives():
         torch.testing.assert_close((actual + 0).cpu(), expected)
 
 
+def piped(schedule, chunks=4):
+    """Each step's loss, on the last rank, of the model cut between its layers 1 and 2."""
+    model = make()
+    cut = model[:2] if RANK == 0 else model[2:]
+    stage = PipelineStage(cut.to("tpu"), RANK, SIZE, torch.device("tpu"))
+    runs = schedule(stage, chunks, loss_fn=F.cross_entropy)
+    optimizer = torch.optim.AdamW(stage.submod.parameters(), lr=1e-2)
+    found = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        parts = []
+        if RANK == 0:
+            runs.step(X.to("tpu"))
+        else:
+            runs.step(target=Y.to("tpu"), losses=parts)
+            found.append(torch.stack(parts).mean().item())
+        optimizer.step()
+    return torch.tensor(found)
+
+
+def check_pipelines():
+    for schedule in (ScheduleGPipe, Schedule1F1B):
+        found = piped(schedule)
+        if RANK == SIZE - 1:
+            same_curve(found)
+
+
 def check_checkpoint():
     model = sharded()
     losses(model, *mine(), True, steps=2)
@@ -182,6 +210,18 @@ def check_checkpoint():
         full = value.full_tensor().cpu()
         torch.testing.assert_close(fresh.state_dict()[name].full_tensor().cpu(), full)
         torch.testing.assert_close(whole["model"][name].cpu(), full)
+
+
+def check_asynchronous_checkpoint():
+    model, path = sharded(), FOLDER / "asynchronous"
+    expected = {name: value.full_tensor().cpu() for name, value in model.state_dict().items()}
+    writing = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)
+    losses(model, *mine(), True, steps=1)  # what is written is the state at the call
+    writing.result()
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=path)
+    for name, value in state["model"].items():
+        torch.testing.assert_close(value.full_tensor().cpu(), expected[name], rtol=0, atol=0)
 
 
 def main():

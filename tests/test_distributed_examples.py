@@ -15,7 +15,7 @@ for needed in ("sklearn", "rich", "matplotlib"):
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPT = Path(__file__).with_name("ranks_examples.py")
-FOUR = "check_sharded_on_two_dimensions"
+FOUR = ("check_sharded_on_two_dimensions", "check_sharded_and_replicated")
 LIMIT = 240  # seconds, for machines that do much else
 
 
@@ -37,7 +37,7 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("four"), 4, FOUR)
+    return launch(tmp_path_factory.mktemp("four"), 4, *FOUR)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +51,17 @@ def script():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [name for name in testing.checks(SCRIPT) if name != FOUR])
+@pytest.mark.parametrize("check", [name for name in testing.checks(SCRIPT) if name not in FOUR])
 def test_two_ranks(two, check):
     for rank, results in enumerate(two[0]):
         assert not results[check], f"rank {rank}: {results[check]}"
 
 
 @pytest.mark.slow
-def test_four_ranks_with_fsdp_over_tensor_parallel(four):
+@pytest.mark.parametrize("check", FOUR)
+def test_four_ranks(four, check):
     for rank, results in enumerate(four[0]):
-        assert not results[FOUR], f"rank {rank}: {results[FOUR]}"
+        assert not results[check], f"rank {rank}: {results[check]}"
 
 
 @pytest.mark.slow

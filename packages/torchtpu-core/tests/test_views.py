@@ -125,3 +125,12 @@ def test_dtype_views(dtype, other):
     with jax.enable_x64(True):
         got = views.read(jax.numpy.asarray(base.numpy()), _layout(base, view))
     np.testing.assert_array_equal(np.asarray(got), view.numpy())
+
+
+def test_a_host_storage_made_from_the_type_takes_the_bytes():
+    base = torch.arange(6.0).to("tpu")
+    storage = base.untyped_storage()
+    host = type(storage)(storage.nbytes(), device="cpu")  # as torch's asynchronous checkpoints do
+    for _ in range(2):
+        assert torch.empty(0).set_(host.copy_(storage)).tolist() == base.cpu().tolist()
+        base.mul_(2)

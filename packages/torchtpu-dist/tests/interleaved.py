@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -83,7 +84,8 @@ def run(rank, size):
     seed = box[0]
     plan, own = random.Random(seed), random.Random(f"{seed} {rank}")  # the same on all ranks; not the same
     subsets = [m for n in range(2, size + 1) for m in itertools.combinations(range(size), n)]
-    groups = {members: dist.new_group(list(members)) for members in subsets}
+    limit = timedelta(seconds=20)  # a new group has torch's 30 minutes, whatever that of the others is
+    groups = {members: dist.new_group(list(members), timeout=limit) for members in subsets}
     pending = []
     try:
         for round_ in range(ROUNDS):

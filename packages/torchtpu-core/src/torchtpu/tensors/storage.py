@@ -18,6 +18,14 @@ META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
+class HostStorage(UntypedStorage):
+    """A storage of the CPU into which one of the device can be copied."""
+
+    def copy_(self, source: UntypedStorage, non_blocking: bool = False) -> Any:
+        """Overwrite with the bytes of a storage of the same size."""
+        return super().copy_(source.cpu() if isinstance(source, TpuStorage) else source, non_blocking)
+
+
 class TpuStorage(UntypedStorage):
     """A storage whose bytes live in a JAX array, in the row-major shape of ``layout``.
 
@@ -29,6 +37,13 @@ class TpuStorage(UntypedStorage):
     layout: Layout
     views: bool = False
     shared: bool = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What ``type(storage)(size, device="cpu")`` of torch's asynchronous checkpoints means: one of the host.
+
+        A storage of the device is made by `new_tensor` alone.
+        """
+        return HostStorage(*args, **kwargs)
 
     def nbytes(self) -> int:
         """Size in bytes."""
