@@ -117,6 +117,35 @@ def test_whole_step_is_three_graphs_and_settles(mode):
         assert (count.compiled, count.launched) == (0, 4 * 20)
 
 
+def test_steps_that_the_optimizer_counts_on_the_host_stay_there():
+    _, device, x = pair()
+    optimizer, moved = torch.optim.AdamW(device.parameters(), 0.01), x.to("tpu")
+    loss, step = compiled(squares), torch.compile(optimizer.step, backend="tpu")
+    with torchtpu.mode("fused"):
+        for _ in range(3):
+            train(device, optimizer, loss, step, moved)
+        with torchtpu.explain() as report:
+            train(device, optimizer, loss, step, moved)
+            # to read the count would wait for the device
+            assert {f.reason for f in report.flushes} <= {"the step ended, or memory is short"}
+            torch.tpu.synchronize()
+    state = optimizer.state.values()
+    assert {(s["step"].device.type, s["step"].item()) for s in state} == {("cpu", 4.0)}
+
+
+def test_cpu_inputs_are_updated_after_they_were_read():
+    def count(x, seen):
+        before = x * seen  # the old value, also where the new one is computed first
+        seen.add_(1)
+        return before + seen, seen.clone()
+
+    host, device, x = torch.tensor(2.0), torch.tensor(2.0), torch.randn(3)
+    fn = compiled(count)
+    for _ in range(2):
+        close(fn(x.to("tpu"), device), count(x, host))
+        assert device.equal(host)
+
+
 def test_fused_mode_joins_the_graphs_of_a_step():
     _, device, x = pair()
     optimizer, moved = torch.optim.SGD(device.parameters(), 0.01), x.to("tpu")

@@ -9,7 +9,6 @@ from torch import nn
 
 import torchtpu
 
-
 # operator by operator these take long, and show nothing that the others and tests/test_digits.py do not
 LARGE = ("resnet", "vit", "unet")
 OPTIMIZERS = {
