@@ -38,10 +38,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Token and position embeddings, blocks, a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def gpt_loss(p: dict[str, Any], ids: Any, targets: Any) -> Any:
     """The same model in JAX."""
     x = p["tokens.weight"][ids] + p["places.weight"][: ids.shape[1]]
     mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
-    for i in range(LAYERS):
+    for i in range(sum(name.endswith("qkv.weight") for name in p)):
         name = f"blocks.{i}"
         parts = jnp.split(linear(p, f"{name}.qkv", norm(p, f"{name}.norm1", x)), 3, -1)
         q, k, v = (t.reshape(*t.shape[:2], HEADS, -1).transpose(0, 2, 1, 3) for t in parts)

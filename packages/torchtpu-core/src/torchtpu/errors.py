@@ -20,6 +20,10 @@ class PackApiError(PackError):
     """A pack was written for another version of the pack API."""
 
 
+class GraphPassError(TorchTpuError):
+    """A graph pass raised, or left a graph that cannot be used; the message names it and its pack."""
+
+
 _INTERNAL = ("torch", "torchtpu", "torchtpu_ops", "torchtpu_kernels", "torchtpu_dist", "jax")
 
 
