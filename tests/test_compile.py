@@ -1,6 +1,7 @@
 """torch.compile(backend="tpu"): forward and training equal CPU eager, in few programs, without recompiling."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -448,7 +449,26 @@ def test_options_and_artifacts():
         torch.compile(lambda x: x + 1, backend="tpu", options={"nonsense": 1})(torch.ones(3, device="tpu"))
 
 
-def test_xla_options_reach_the_compiler():
-    options = {"xla_options": {"xla_no_such_option": True}}
+@pytest.mark.parametrize("options", [
+    {"xla_options": {"xla_no_such_option": True}}, {"xla_no_such_option": True},
+])  # fmt: skip
+def test_xla_options_reach_the_compiler(options):
     with pytest.raises(Exception, match="xla_no_such_option"):
         torch.compile(lambda x: x + 1, backend="tpu", options=options)(torch.ones(3, device="tpu"))
+
+
+@pytest.mark.usefixtures("strict")
+def test_artifacts_are_written_and_logged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TORCHTPU_DUMP", str(tmp_path / "new"))
+    x = torch.ones(3, device="tpu", requires_grad=True)
+    with caplog.at_level(logging.DEBUG, "torchtpu.compile.artifacts"):
+        compiled(lambda x: x.sin().sum())(x).backward()
+    files = {path.name.split("-", 2)[2]: path.read_text() for path in (tmp_path / "new").iterdir()}
+    endings = ("graph.py", "jaxpr.txt", "stablehlo.mlir", "hlo.txt")
+    assert files.keys() == {f"{kind}.{end}" for kind in ("forward", "backward") for end in endings}
+    assert "aten.sin" in files["forward.graph.py"] and "cos" in files["backward.jaxpr.txt"]
+    assert "stablehlo.cosine" in files["backward.stablehlo.mlir"] and "HloModule" in files["forward.hlo.txt"]
+    assert all(text in caplog.text for text in files.values())
+    monkeypatch.delenv("TORCHTPU_DUMP")
+    compiled(lambda x: x.cos())(x.detach())
+    assert len(list((tmp_path / "new").iterdir())) == len(files)

@@ -25,7 +25,8 @@ def backend(
     """Compile one Dynamo graph.
 
     ``options``: ``debug_callback(graph_module, example_inputs)`` sees each ATen graph as it is
-    lowered, ``xla_options`` are handed to XLA. ``mode`` (torch's preset of Inductor options) changes nothing.
+    lowered; ``xla_options`` and names that begin with ``xla_`` are handed to XLA. ``mode`` (torch's preset of
+    Inductor options) changes nothing.
     A size that varies is rounded up to a multiple of ``bucket_size``, else to a power of two; after
     ``num_dynamic_buckets`` of these (4) a size goes into a larger one that is there.
     """
@@ -49,12 +50,17 @@ def backend(
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = options.keys() - OPTIONS - IGNORED
+    """The options, those of XLA in ``xla_options``."""
+    direct = {
+        name: value for name, value in options.items() if name.startswith("xla_") and name not in OPTIONS
+    }
+    unknown = options.keys() - OPTIONS - IGNORED - direct.keys()
     if unknown:
         raise ValueError(
-            f"torchtpu: torch.compile got unknown options {sorted(unknown)}; known: {sorted(OPTIONS | IGNORED)}"
+            f"torchtpu: torch.compile got unknown options {sorted(unknown)}; known: {sorted(OPTIONS | IGNORED)}, "
+            "and XLA's own, which begin with xla_"
         )
-    return options
+    return {**options, "xla_options": {**(options.get("xla_options") or {}), **direct}}
 
 
 def _buckets(options: dict[str, Any]) -> Any:
@@ -88,7 +94,7 @@ def _compile(
     callback: Callback | None = options.get("debug_callback")
     if callback is not None:
         callback(module, inputs)
-    return Graph(module, kind, options.get("xla_options") or {}, buckets)
+    return Graph(module, kind, options["xla_options"], buckets)
 
 
 # Eager kernels run under Dynamo's frame evaluation after a graph break; it must not look into them.
