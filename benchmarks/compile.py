@@ -12,22 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from steps import (
-    BATCH,
-    BETA1,
-    BETA2,
-    DECAY,
-    EPSILON,
-    GPT,
-    LENGTH,
-    RATE,
-    VOCABULARY,
-    gpt_loss,
-    jax_step,
-    medians,
-    mlp_loss,
-    report,
-)  # fmt: skip
+from gpt import BATCH, BETA1, BETA2, DECAY, EPSILON, GPT, LENGTH, RATE, VOCABULARY, gpt_loss
+from steps import jax_step, medians, mlp_loss, report
 from torch import nn
 from torch.nn import functional as F
 

@@ -19,100 +19,31 @@ os.environ.setdefault("TORCHTPU_PLATFORM", "cpu")
 import jax
 import jax.numpy as jnp
 import torch
+from gpt import (
+    BATCH,
+    BETA1,
+    BETA2,
+    DECAY,
+    EPSILON,
+    GPT,
+    LENGTH,
+    RATE,
+    VOCABULARY,
+    adamw,
+    gpt_loss,
+    linear,
+)  # fmt: skip
 from torch import nn
 from torch.nn import functional as F
 
 import torchtpu
 
-LAYERS, WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 4, 256, 4, 128, 4, 1000
-RATE, BETA1, BETA2, EPSILON, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.01
-
-
-class Block(nn.Module):
-    """Pre-norm attention and MLP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) to the same."""
-        b, n, _ = x.shape
-        q, k, v = (
-            t.view(b, n, HEADS, -1).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(WIDTH, dim=2)
-        )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, n, WIDTH))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-class GPT(nn.Module):
-    """Token and position embeddings, blocks, a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length) ids to (batch, length, vocabulary) logits."""
-        x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-def _norm(p: dict[str, Any], name: str, x: Any) -> Any:
-    mean = x.mean(-1, keepdims=True)
-    scale = jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
-    return (x - mean) * scale * p[f"{name}.weight"] + p[f"{name}.bias"]
-
-
-def _linear(p: dict[str, Any], name: str, x: Any) -> Any:
-    y = x @ p[f"{name}.weight"].T
-    return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
-
-
-def gpt_loss(p: dict[str, Any], ids: Any, targets: Any) -> Any:
-    """The same model in JAX."""
-    x = p["tokens.weight"][ids] + p["places.weight"][: ids.shape[1]]
-    mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
-    for i in range(LAYERS):
-        name = f"blocks.{i}"
-        parts = jnp.split(_linear(p, f"{name}.qkv", _norm(p, f"{name}.norm1", x)), 3, -1)
-        q, k, v = (t.reshape(*t.shape[:2], HEADS, -1).transpose(0, 2, 1, 3) for t in parts)
-        scores = q @ k.transpose(0, 1, 3, 2) / (WIDTH // HEADS) ** 0.5
-        y = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1) @ v
-        x = x + _linear(p, f"{name}.out", y.transpose(0, 2, 1, 3).reshape(x.shape))
-        hidden = jax.nn.gelu(_linear(p, f"{name}.up", _norm(p, f"{name}.norm2", x)))
-        x = x + _linear(p, f"{name}.down", hidden)
-    logits = _linear(p, "head", _norm(p, "norm", x))
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits, -1), targets[..., None], -1).mean()
-
 
 def mlp_loss(p: dict[str, Any], x: Any, targets: Any) -> Any:
     """Two hidden layers."""
     for i in (0, 2):
-        x = jax.nn.relu(_linear(p, str(i), x))
-    return -jnp.take_along_axis(jax.nn.log_softmax(_linear(p, "4", x), -1), targets[..., None], -1).mean()
-
-
-def adamw(
-    loss: Callable[..., Any], p: Any, m: Any, v: Any, count: Any, *batch: Any
-) -> tuple[Any, Any, Any, Any, Any]:
-    """One step of AdamW (Loshchilov and Hutter, 2019), as torch computes it."""
-    value, grads = jax.value_and_grad(loss)(p, *batch)
-    count = count + 1
-    m = jax.tree.map(lambda a, g: BETA1 * a + (1 - BETA1) * g, m, grads)
-    v = jax.tree.map(lambda a, g: BETA2 * a + (1 - BETA2) * g * g, v, grads)
-    rate, root = RATE / (1 - BETA1**count), jnp.sqrt(1 - BETA2**count)
-    p = jax.tree.map(
-        lambda a, b, c: a * (1 - RATE * DECAY) - rate * b / (jnp.sqrt(c) / root + EPSILON), p, m, v
-    )
-    return p, m, v, count, value
+        x = jax.nn.relu(linear(p, str(i), x))
+    return -jnp.take_along_axis(jax.nn.log_softmax(linear(p, "4", x), -1), targets[..., None], -1).mean()
 
 
 def medians(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """torch.compile(backend="tpu"): forward and training equal CPU eager, in few programs, without recompiling."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -115,6 +116,35 @@ def test_whole_step_is_three_graphs_and_settles(mode):
     assert counters["stats"]["unique_graphs"] <= 3
     if mode == "strict":  # forward, the gradient's seed, backward, optimizer
         assert (count.compiled, count.launched) == (0, 4 * 20)
+
+
+def test_steps_that_the_optimizer_counts_on_the_host_stay_there():
+    _, device, x = pair()
+    optimizer, moved = torch.optim.AdamW(device.parameters(), 0.01), x.to("tpu")
+    loss, step = compiled(squares), torch.compile(optimizer.step, backend="tpu")
+    with torchtpu.mode("fused"):
+        for _ in range(3):
+            train(device, optimizer, loss, step, moved)
+        with torchtpu.explain() as report:
+            train(device, optimizer, loss, step, moved)
+            # to read the count would wait for the device
+            assert {f.reason for f in report.flushes} <= {"the step ended, or memory is short"}
+            torch.tpu.synchronize()
+    state = optimizer.state.values()
+    assert {(s["step"].device.type, s["step"].item()) for s in state} == {("cpu", 4.0)}
+
+
+def test_cpu_inputs_are_updated_after_they_were_read():
+    def count(x, seen):
+        before = x * seen  # the old value, also where the new one is computed first
+        seen.add_(1)
+        return before + seen, seen.clone()
+
+    host, device, x = torch.tensor(2.0), torch.tensor(2.0), torch.randn(3)
+    fn = compiled(count)
+    for _ in range(2):
+        close(fn(x.to("tpu"), device), count(x, host))
+        assert device.equal(host)
 
 
 def test_fused_mode_joins_the_graphs_of_a_step():
@@ -419,7 +449,26 @@ def test_options_and_artifacts():
         torch.compile(lambda x: x + 1, backend="tpu", options={"nonsense": 1})(torch.ones(3, device="tpu"))
 
 
-def test_xla_options_reach_the_compiler():
-    options = {"xla_options": {"xla_no_such_option": True}}
+@pytest.mark.parametrize("options", [
+    {"xla_options": {"xla_no_such_option": True}}, {"xla_no_such_option": True},
+])  # fmt: skip
+def test_xla_options_reach_the_compiler(options):
     with pytest.raises(Exception, match="xla_no_such_option"):
         torch.compile(lambda x: x + 1, backend="tpu", options=options)(torch.ones(3, device="tpu"))
+
+
+@pytest.mark.usefixtures("strict")
+def test_artifacts_are_written_and_logged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TORCHTPU_DUMP", str(tmp_path / "new"))
+    x = torch.ones(3, device="tpu", requires_grad=True)
+    with caplog.at_level(logging.DEBUG, "torchtpu.compile.artifacts"):
+        compiled(lambda x: x.sin().sum())(x).backward()
+    files = {path.name.split("-", 2)[2]: path.read_text() for path in (tmp_path / "new").iterdir()}
+    endings = ("graph.py", "jaxpr.txt", "stablehlo.mlir", "hlo.txt")
+    assert files.keys() == {f"{kind}.{end}" for kind in ("forward", "backward") for end in endings}
+    assert "aten.sin" in files["forward.graph.py"] and "cos" in files["backward.jaxpr.txt"]
+    assert "stablehlo.cosine" in files["backward.stablehlo.mlir"] and "HloModule" in files["forward.hlo.txt"]
+    assert all(text in caplog.text for text in files.values())
+    monkeypatch.delenv("TORCHTPU_DUMP")
+    compiled(lambda x: x.cos())(x.detach())
+    assert len(list((tmp_path / "new").iterdir())) == len(files)

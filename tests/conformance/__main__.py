@@ -1,4 +1,7 @@
-"""Counts over the whole database: ``python -m tests.conformance --dtype float32 --kind forward --match add``."""
+"""Counts over the whole database: ``python -m tests.conformance --dtype float32 --kind forward --match add``.
+
+With ``--compile`` each sample goes through torch.compile: ``--compile --dtype float32 --kind forward --limit 1``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 import warnings
 
 import torch
+from tests.conformance import compiled
 from tests.conformance.harness import KINDS, cases, check, samples
 
 DTYPES = "float32 bfloat16 int64 bool complex64"
@@ -23,6 +27,9 @@ def main() -> None:
     parser.add_argument("--match", default="", help="regular expression on the operator's name")
     parser.add_argument("--limit", type=int, default=4, help="samples of each case; 0 means all")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th case from the i-th")
+    parser.add_argument(
+        "--compile", action="store_true", help="each forward sample by torch.compile, as one graph"
+    )
     parser.add_argument("--json", help="write the failures to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -32,6 +39,11 @@ def main() -> None:
     total, bad = collections.Counter(), collections.Counter()
     failures, slow = [], {}
     index, count = map(int, options.shard.split("/"))
+    if options.compile:
+        chosen = [case for case in cases(dtypes, ["forward"]) if re.search(options.match, case.name)]
+        print(compiled.report(compiled.count(chosen[index::count], options.limit or None)))
+        print("on the CPU:", dict(fallback.fallbacks()))
+        return
     for case in list(cases(dtypes, options.kind.split()))[index::count]:
         if not re.search(options.match, case.name):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +87,9 @@ def samples(case: Case, limit: int | None = None) -> Iterator[Any]:
 
 
 @contextmanager
-def _alarm() -> Iterator[None]:
+def alarm() -> Iterator[None]:
+    """Raises `TimedOut` in a block that takes longer than `SECONDS`."""
+
     def stop(*_: Any) -> None:
         raise TimedOut(f"longer than {SECONDS} s")
 
@@ -100,7 +102,7 @@ def _alarm() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _moved(case: Case, sample: Any, device: str, exact: bool = False) -> Any:
+def moved(case: Case, sample: Any, device: str, exact: bool = False) -> Any:
     """A deep copy of the sample on ``device``; with ``exact`` in double precision."""
 
     def wide(dtype: torch.dtype) -> torch.dtype:
@@ -133,10 +135,10 @@ def _function(case: Case) -> Any:
 def call(case: Case, sample: Any, device: str, exact: bool = False) -> Any:
     """The values that the kind of case compares."""
     torch.manual_seed(1)
-    first, args, kwargs = _moved(case, sample, device, exact)
+    first, args, kwargs = moved(case, sample, device, exact)
     fn = _function(case)
     if case.kind == "out":
-        like = fn(*_moved(case, sample, device, exact)[:1], *args, **kwargs)
+        like = fn(*moved(case, sample, device, exact)[:1], *args, **kwargs)
         # not empty: the CPU leaves the target of a one-dimensional ihfftn as it is
         outs = tree_map(lambda t: torch.ones_like(t) if isinstance(t, torch.Tensor) else t, like)
         return fn(first, *args, **kwargs, out=outs), outs
@@ -267,19 +269,20 @@ def _strides(got: Any, want: Any) -> str | None:
     return None
 
 
-def check(case: Case, sample: Any) -> str | None:
+def check(case: Case, sample: Any, run: Callable[..., Any] = call) -> str | None:
     """None if the device does what the CPU does, else how it differs.
 
     A value may agree with the CPU's or, for floats, with the CPU's in double precision rounded to the
-    dtype, or be as near to that as the CPU's: its half-precision kernels round at every step.
+    dtype, or be as near to that as the CPU's: its half-precision kernels round at every step. ``run``
+    calls the device.
     """
     try:
         want = call(case, sample, "cpu")
     except Exception as error:
         return _both_fail(case, sample, error)
     try:
-        with _alarm():
-            result = call(case, sample, "tpu")
+        with alarm():
+            result = run(case, sample, "tpu")
             got = _host(result)
     except Exception as error:
         # the database marks such samples, and addbmm_ on the CPU resizes its target
@@ -338,7 +341,7 @@ def _as_near(got: Any, want: Any, truth: Any) -> bool:
 
 def _both_fail(case: Case, sample: Any, error: Exception) -> str | None:
     try:
-        with _alarm():
+        with alarm():
             _host(call(case, sample, "tpu"))
     except TimedOut as late:
         return str(late)

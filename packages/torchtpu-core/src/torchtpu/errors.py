@@ -24,6 +24,10 @@ class BucketingError(TorchTpuError):
     """Padding of a size that varies cannot be proved exact."""
 
 
+class GraphPassError(TorchTpuError):
+    """A graph pass raised, or left a graph that cannot be used; the message names it and its pack."""
+
+
 _INTERNAL = ("torch", "torchtpu", "torchtpu_ops", "torchtpu_kernels", "torchtpu_dist", "jax")
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.extend import core
 from torch import fx
+
+from torchtpu import config
+
+log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+TEXTS = {"graph": "py", "jaxpr": "txt", "stablehlo": "mlir", "hlo": "txt"}  # and the endings of their files
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +53,33 @@ class Artifact:
 
 
 recent: deque[Artifact] = deque(maxlen=8)
+
+
+def keep(artifact: Artifact) -> str:
+    """Note what was traced, and write or log it if that was asked for; its label, which `compiled` gets."""
+    recent.append(artifact)
+    label = f"{os.getpid()}-{next(_numbers):03}-{artifact.kind}"
+    for name in ("graph", "jaxpr", "stablehlo"):
+        _give(label, name, lambda name=name: getattr(artifact, name))  # type: ignore[misc]
+    return label
+
+
+def compiled(label: str, text: Callable[[], str]) -> None:
+    """Write or log what XLA made of the program of ``label``."""
+    _give(label, "hlo", text)
+
+
+def _give(label: str, name: str, text: Callable[[], str]) -> None:
+    """Into a file of the folder ``TORCHTPU_DUMP``, and to the log for those who listen (`TORCH_LOGS`)."""
+    folder, logged = config.env("DUMP"), log.isEnabledFor(logging.DEBUG)
+    if not folder and not logged:
+        return
+    made = text()
+    if logged:
+        log.debug("%s %s:\n%s", label, name, made)
+    if folder and made:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{label}.{name}.{TEXTS[name]}").write_text(made, encoding="utf-8")
 
 
 def last() -> Artifact:

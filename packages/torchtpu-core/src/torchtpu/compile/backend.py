@@ -24,14 +24,14 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph.
 
-    ``options``: ``debug_callback(graph_module, example_inputs)`` sees each ATen graph before it is
-    lowered, ``xla_options`` are handed to XLA. ``mode`` (torch's preset of Inductor options) changes nothing.
+    ``options``: ``debug_callback(graph_module, example_inputs)`` sees each ATen graph as it is
+    lowered; ``xla_options`` and names that begin with ``xla_`` are handed to XLA. ``mode`` (torch's preset of
+    Inductor options) changes nothing.
     A size that varies is rounded up to a multiple of ``bucket_size``, else to a power of two; after
     ``num_dynamic_buckets`` of these (4) a size goes into a larger one that is there. With ``bucketing``
     ``"required"`` a graph that cannot be padded raises `BucketingError`; with ``"auto"`` each size has a
     program then.
     """
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     from torchtpu.compile.decompose import decompositions
@@ -45,19 +45,24 @@ def backend(
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
         inference_compiler=partial(compiler, "inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )(module, inputs)
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = options.keys() - OPTIONS - IGNORED
+    """The options, those of XLA in ``xla_options``."""
+    direct = {
+        name: value for name, value in options.items() if name.startswith("xla_") and name not in OPTIONS
+    }
+    unknown = options.keys() - OPTIONS - IGNORED - direct.keys()
     if unknown:
         raise ValueError(
-            f"torchtpu: torch.compile got unknown options {sorted(unknown)}; known: {sorted(OPTIONS | IGNORED)}"
+            f"torchtpu: torch.compile got unknown options {sorted(unknown)}; known: {sorted(OPTIONS | IGNORED)}, "
+            "and XLA's own, which begin with xla_"
         )
-    return options
+    return {**options, "xla_options": {**(options.get("xla_options") or {}), **direct}}
 
 
 def _buckets(options: dict[str, Any]) -> Any:
@@ -73,17 +78,28 @@ def _buckets(options: dict[str, Any]) -> Any:
     return Buckets(found["num_dynamic_buckets"], found["bucket_size"], how == "required")
 
 
+def _partition(joint: fx.GraphModule, inputs: Sequence[Any], **rest: Any) -> tuple[Any, Any]:
+    """Cut forward from backward where the least has to be kept between them."""
+    from functorch.compile import min_cut_rematerialization_partition
+
+    from torchtpu.compile import passes
+
+    passes.run("joint", "joint", joint)
+    return min_cut_rematerialization_partition(joint, inputs, **rest)  # type: ignore[no-any-return]
+
+
 def _compile(
     kind: str, module: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any], buckets: Any
 ) -> Callable[[list[Any]], list[Any]]:
-    from torchtpu.compile.graph import (
-        Graph,  # imports jax, which the device's start must choose a platform for
-    )
+    # these import jax, which the device's start must choose a platform for
+    from torchtpu.compile import passes
+    from torchtpu.compile.graph import Graph
 
+    passes.run("aten", kind, module)
     callback: Callback | None = options.get("debug_callback")
     if callback is not None:
         callback(module, inputs)
-    return Graph(module, kind, options.get("xla_options") or {}, buckets)
+    return Graph(module, kind, options["xla_options"], buckets)
 
 
 # Eager kernels run under Dynamo's frame evaluation after a graph break; it must not look into them.

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from torchtpu.compile import host
 from torchtpu.compile.buckets import Buckets
 from torchtpu.compile.higher import describe_states
 from torchtpu.compile.segment import Segment
@@ -33,7 +34,9 @@ class Graph:
         self.constants = [getattr(module, str(n.target)) for n in constants]
         self.inputs = [n for n in nodes if n.op == "placeholder"] + constants
         body = [n for n in nodes if n.op not in ("placeholder", "output") and n not in constants]
-        self.steps: list[Step] = self._split(list(_grouped(body)), set())
+        early, late = host.updates(body)
+        rest = [n for n in body if n not in {*early, *late}]
+        self.steps: list[Step] = [*early, *self._split(list(_grouped(rest)), set()), *late]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the graph."""

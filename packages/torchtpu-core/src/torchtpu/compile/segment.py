@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, fx
 
 from torchtpu import config
-from torchtpu.compile import dynamic
+from torchtpu.compile import artifacts, dynamic
 from torchtpu.compile import outputs as out
 from torchtpu.compile.align import Trace
-from torchtpu.compile.artifacts import Artifact, recent
 from torchtpu.compile.buckets import Buckets
 from torchtpu.compile.higher import draws
 from torchtpu.compile.padded import Refused
@@ -57,6 +56,7 @@ class Variant(Entry):
     static: list[Any] = field(default_factory=list)
     draws: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
 
     def program(self, donate: tuple[int, ...]) -> programs.Program:
         """`Entry.program` with the user's XLA options."""
@@ -64,6 +64,7 @@ class Variant(Entry):
         if found is None:
             found = programs.compile(self.name, self.closed, self.avals, donate, self.options)
             self.programs[donate] = found
+            artifacts.compiled(self.label, found.text)
         return found
 
 
@@ -225,7 +226,7 @@ class Segment:
             self.name, closed, avals, shape=None, rng=self.rng, simple=False, numbers=count,
             options=self.options, **rest,
         )  # fmt: skip
-        recent.append(Artifact(self.name, self.module, variant))
+        variant.label = artifacts.keep(artifacts.Artifact(self.name, self.module, variant))
         return variant
 
     def _padded(

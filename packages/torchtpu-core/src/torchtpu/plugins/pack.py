@@ -161,6 +161,22 @@ class Pack:
 
         return register
 
+    def graph_pass(
+        self,
+        name: str,
+        *,
+        stage: Literal["aten", "joint"] = "aten",
+        after: tuple[str, ...] = (),
+        before: tuple[str, ...] = (),
+    ) -> Callable[[F], F]:
+        """Register the decorated function, which changes a ``torch.fx.GraphModule`` and says whether it did."""
+
+        def register(run: F) -> F:
+            self.graph_passes.append(GraphPass(name=name, stage=stage, run=run, after=after, before=before))
+            return run
+
+        return register
+
     def namespace(self, name: str, module: str) -> None:
         """Offer ``module`` as ``torch.tpu.<name>``."""
         self.namespaces.append(Namespace(name=name, module=module))

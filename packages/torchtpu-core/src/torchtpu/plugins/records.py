@@ -111,10 +111,15 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPass:
-    """A rewrite of a graph at one stage; ``run`` returns whether it changed anything."""
+    """A rewrite of a graph of ``torch.compile`` at one stage; ``run`` returns whether it changed anything.
+
+    ``run`` gets the ``torch.fx.GraphModule``: at ``"joint"`` the one that computes results and gradients, before
+    it is cut in two; at ``"aten"`` each one that becomes programs (forward, backward, inference). New nodes need
+    no ``meta["val"]``. Passes run in an order that honours ``after`` and ``before``; names break ties.
+    """
 
     name: str
-    stage: Literal["aten", "joint", "program"]
+    stage: Literal["aten", "joint"]
     run: Callable[[Any], bool]
     after: tuple[str, ...] = ()
     before: tuple[str, ...] = ()

@@ -8,10 +8,12 @@ import click
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
-from torchtpu.plugins import CallSpec, Collective, Finding, GraphPass, Pack, Probe, ShardingRule
+from torchtpu.plugins import CallSpec, Collective, Finding, Pack, Probe, ShardingRule
 
 pack = Pack(api="1.0")
+RELU = torch.ops.aten.relu.default
 seen: list[Any] = []  # what the probe was told
 
 
@@ -123,9 +125,14 @@ def dist(self: Any, other: Any, p: float = 2) -> Any:
     return magnitude.sum(tuple(range(self.dim()))) if p == 1 else NotImplemented
 
 
-def _nothing(graph: Any) -> bool:
-    """Leaves the graph as it is."""
-    return False
+@pack.graph_pass("toy.relus", after=("torchtpu.noops",))
+def relus(module: Any) -> bool:
+    """One relu for relu(relu(x))."""
+    outer = [n for n in module.graph.nodes if n.target is RELU and getattr(n.args[0], "target", None) is RELU]
+    for node in outer:
+        node.replace_all_uses_with(node.args[0])
+        module.graph.erase_node(node)
+    return bool(outer)
 
 
 def _sum(spec: Any) -> Any:
@@ -150,7 +157,6 @@ def command() -> None:
     click.echo("toy")
 
 
-pack.graph_passes.append(GraphPass(name="toy.nothing", stage="aten", run=_nothing))
 pack.sharding_rules.append(ShardingRule(op="aten::mm", rule="i k, k j -> i j"))
 pack.collectives.append(Collective(kind="all_reduce", name="toy.psum", build=_sum, unsuitable=_never))
 pack.probes.append(Probe(events=frozenset({"choice", "fallback"}), handle=seen.append))
