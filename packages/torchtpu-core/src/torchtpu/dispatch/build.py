@@ -131,7 +131,7 @@ def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
     where = "meta" if call.family.op in ONE_DEVICE else "cpu"
     args = fill(call.args, lambda h: metas[h.index], scalar)
     kwargs = fill(call.kwargs, lambda h: metas[h.index], scalar)
-    if "device" in kwargs:
+    if isinstance(kwargs.get("device"), torch.device):
         client.check_index(kwargs["device"])
         kwargs["device"] = torch.device("meta")
     return call.family.op(*args, **kwargs)
