@@ -24,7 +24,7 @@ def lists(
 
 
 def choices(
-    x: "jax.Array", how: typing.Literal["up", "down"] = "up", n: int = None
+    x: "jax.Array", how: typing.Literal["up", "down"] = "up", n: int | None = None
 ) -> tuple[jax.Array, torch.Tensor]: ...
 
 
