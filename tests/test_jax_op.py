@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
+import torch.distributed as dist
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 from jax.sharding import PartitionSpec
 from torch.library import opcheck
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchtpu
 from torchtpu.runtime import topology
@@ -107,6 +110,8 @@ def test_a_kernel_written_for_a_tpu_runs_here(mode, dtype):
         strided = torch.ops.jaxop.add(x.t().contiguous().to("tpu").t(), y.to("tpu"))
         same(strided, x + y)
     assert not jax.config.jax_enable_x64
+    with pytest.raises(ValueError, match="Only interpret mode"):  # nor are the user's own programs changed
+        add.reference(jnp.ones((8, 128)), jnp.ones((8, 128)))
     assert not [name for name in torchtpu.fallbacks() if name.startswith("jaxop")]
 
 
@@ -251,6 +256,34 @@ def test_64_bit_types_reach_the_function():
     assert double(third.to("tpu")).cpu().equal(third * 2)
 
 
+def test_arguments_that_are_called_like_those_of_factories():
+    @jax_op(unused())
+    def moved(x: jax.Array, layout: str = "ab", *, device: int = 0) -> jax.Array:
+        return (x if layout == "ab" else x.T) + device
+
+    x = torch.randn(2, 3)
+    compiled = torch.compile(lambda x: moved(x, "ba", device=3), backend="tpu", fullgraph=True)
+    same(moved(x.to("tpu"), "ba", device=3), x.t() + 3)
+    same(compiled(x.to("tpu")), x.t() + 3)
+
+
+def test_a_kernel_of_jax_and_its_own_gradient():
+    """Flash attention, which has a gradient of kernels by `jax.custom_vjp`."""
+
+    @jax_op(unused(), backward="vjp")
+    def flash(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
+        return flash_attention(q, k, v, causal=causal)
+
+    host, device = on_both([(1, 2, 128, 128)] * 3)
+    out = flash(*device, True)
+    want = torch.nn.functional.scaled_dot_product_attention(*host, is_causal=True, scale=1.0)
+    same(out, want, rtol=1e-4, atol=1e-4)
+    out.square().sum().backward()
+    want.square().sum().backward()
+    for got, true in zip(device, host, strict=True):
+        same(got.grad, true.grad, rtol=1e-3, atol=1e-3)
+
+
 def test_a_function_whose_arguments_a_partial_has_bound():
     def shifted(scale, x: jax.Array, mode, y: Optional[jax.Array] = None) -> jax.Array:  # noqa: UP045
         return x * scale + (0 if y is None else y) if mode == "plus" else x
@@ -329,6 +362,31 @@ def test_a_mesh_of_the_one_device():
         torch.tpu.pallas.get_pallas_mesh(("x", "y"), (2, 4))
     with pytest.raises(ValueError, match="specs need a mesh"):
         jax_op(unused(), bound, input_partition_specs=[spec])
+
+
+def test_a_mesh_of_ranks_is_refused():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(NotImplementedError, match="a mesh of 2 devices"):
+            torch.tpu.pallas.get_pallas_mesh(axis_names=("x",))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_compiled_update_is_in_place():
+    op = jax_op(unused(), lambda cache, row: cache.at[3].set(row), donate_argnums=(0,))
+
+    @torch.compile(backend="tpu", fullgraph=True)
+    def step(cache, row):
+        cache.copy_(op(cache, row))
+
+    cache, row = torch.zeros(4, 8), torch.randn(8)
+    device = cache.to("tpu")
+    with topology.collect() as found:
+        step(device, row.to("tpu"))
+    assert [p.donate for p in found if len(p.avals) == 2] == [(0,)]
+    cache[3] = row
+    same(device, cache)
 
 
 def test_a_donated_tensor_stays_valid():

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import torch.distributed as dist
 
 from torchtpu.plugins import CallSpec, Definition, Kernel, NewOp, Origin, add_operator
 from torchtpu_kernels.signature import Operator, operator
@@ -67,8 +68,11 @@ def jax_op(
 def get_pallas_mesh(axis_names: Sequence[str], mesh_shape: Sequence[int] | None = None) -> Any:
     """A `jax.sharding.AbstractMesh` of the process's one device, for `jax_op` and `jax.shard_map`.
 
-    Raises NotImplementedError where ``mesh_shape``, by default all ones, asks for more devices.
+    Raises NotImplementedError where ``mesh_shape``, by default all ones, asks for more devices, and among the
+    ranks of a process group, over which the mesh would go.
     """
+    if dist.is_available() and dist.is_initialized():
+        _one_device("get_pallas_mesh", dist.get_world_size())
     shape = tuple(mesh_shape) if mesh_shape is not None else (1,) * len(tuple(axis_names))
     if len(shape) != len(tuple(axis_names)):
         raise ValueError(f"mesh_shape {shape} has not one size for each of the axes {tuple(axis_names)}")

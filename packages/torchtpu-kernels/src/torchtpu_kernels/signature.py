@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import functools
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Collection, Sequence
@@ -160,7 +161,7 @@ def _element(hint: Any) -> str | None:
 
 def _default(name: str, p: inspect.Parameter) -> str:
     value = p.default
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
         return str(value)
     if isinstance(value, str) and '"' not in value and "\\" not in value:
         return f'"{value}"'

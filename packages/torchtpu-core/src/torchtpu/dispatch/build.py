@@ -131,7 +131,7 @@ def _run_meta(call: Call, metas: list[torch.Tensor]) -> Any:
     where = "meta" if call.family.op in ONE_DEVICE else "cpu"
     args = fill(call.args, lambda h: metas[h.index], scalar)
     kwargs = fill(call.kwargs, lambda h: metas[h.index], scalar)
-    if "device" in kwargs:
+    if isinstance(kwargs.get("device"), torch.device):
         kwargs["device"] = torch.device("meta")
     return call.family.op(*args, **kwargs)
 
@@ -337,7 +337,7 @@ class _Unknown:
 def _wanted(call: Call, metas: list[torch.Tensor]) -> tuple[Any, list[Any]]:
     """The result tree of torch's meta kernel and its fresh (not aliasing) leaves."""
     returns = call.family.op._schema.returns
-    if "device" in call.kwargs:
+    if isinstance(call.kwargs.get("device"), torch.device):
         client.check_index(call.kwargs["device"])
     try:
         tree = _run_meta(call, metas)

@@ -71,7 +71,8 @@ def compute_dtype(op: OpOverload, lowering: Lowering, metas: dict[str, Any]) -> 
 
 def apply(op: OpOverload, lowering: Lowering, metas: dict[str, Any], values: dict[str, Any], key: Any) -> Any:
     """Call the lowering with ``values`` (JAX arrays and static values by schema name)."""
-    values = {k: v for k, v in values.items() if k not in UNLOWERED}
+    left_out: frozenset[str] = UNLOWERED if lowering.schema is None else frozenset()
+    values = {k: v for k, v in values.items() if k not in left_out}
     if lowering.promote is not None:
         dtype = compute_dtype(op, lowering, metas)
         kinds = {a.name: str(a.type) for a in op._schema.arguments}
@@ -83,7 +84,7 @@ def apply(op: OpOverload, lowering: Lowering, metas: dict[str, Any], values: dic
     positional, keyword = [], {}
     arguments = _arguments(op, lowering)
     for arg in arguments:
-        if arg.name in UNLOWERED or arg.is_out:
+        if arg.name in left_out or arg.is_out:
             continue
         if arg.name not in values:
             break_positional = not arg.kwarg_only
