@@ -36,6 +36,17 @@ def pack_with(calls):
         calls.append("sign")
         return (self * 1e30).clamp(-1, 1)
 
+    @pack.decomposition("aten::silu_and_more", when="always")
+    def unknown(self):
+        """No operator of this torch."""
+        raise AssertionError
+
+    @pack.decomposition("aten::vander", when="always")
+    def vander(x, N=None, increasing=False):
+        """One of torch's composites, which has gradients through its parts; vectors of three only."""
+        calls.append("vander")
+        return x * 2 if x.numel() == 3 else NotImplemented
+
     return pack
 
 
@@ -138,3 +149,17 @@ def _copy(op):
     pack = Pack(api="1.0")
     pack.decomposition(op)(toy.dist)
     return pack
+
+
+def test_a_composite_operator_comes_to_the_pack_above_autograd(calls, x):
+    leaf = x.to("tpu").requires_grad_()
+    out = torch.vander(leaf)
+    out.sum().backward()
+    assert calls.count("vander") == 1
+    assert out.detach().cpu().equal(2 * x) and leaf.grad.tolist() == [2.0] * 3
+    with torch.inference_mode():
+        assert torch.vander(leaf).cpu().equal(2 * x)
+    with registry.use({"toy": toy.pack}):  # without the pack it is torch's own
+        assert torch.vander(torch.ones(3)).equal(torch.ones(3, 3))
+        assert torch.vander(leaf.detach()).shape == (3, 3)
+    assert torch.vander(x).equal(x[:, None] ** torch.tensor([2, 1, 0]))

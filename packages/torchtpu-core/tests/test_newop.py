@@ -113,6 +113,38 @@ def test_one_input_without_gradient():
     torch.testing.assert_close(grad.cpu(), want)
 
 
+def _halves(grads, outputs, needed, x, y):
+    """The derivative by hand, noted with what it was told."""
+    seen.append((needed, [o.shape for o in outputs], grads[1] is None))
+    return {"x": grads[0] * y}
+
+
+seen = []
+rules = Pack(api="1.0")
+
+
+@rules.op(
+    "newop::ruled(Tensor x, Tensor y) -> (Tensor, Tensor)",
+    fake=lambda x, y: (x.new_empty(x.shape), y.new_empty(y.shape)), gradient=_halves,
+)  # fmt: skip
+def ruled(x, y):
+    """x times y, and y plus one."""
+    return x * y, y + 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
+def test_shapes_and_gradients_by_rules_of_the_pack(device):
+    seen.clear()
+    x, y = torch.randn(2, 3, device=device, requires_grad=True), torch.full((2, 3), 4.0, device=device)
+    with registry.use({"ruled": rules}):
+        ruled(x, y)[0].sum().backward()
+        assert "newop::ruled_backward" not in registry.registry().lowerings
+    assert x.grad.cpu().eq(4).all()
+    assert seen == [({"x"}, [x.shape] * 2, True)]
+    with FakeTensorMode():
+        assert ruled(torch.empty(4), torch.empty(4))[1].shape == (4,)
+
+
 def test_the_third_derivative_is_refused():
     x = torch.randn(2, dtype=torch.float64, requires_grad=True)
     g = torch.autograd.grad(swiglu(x, x).sum(), x, create_graph=True)[0]

@@ -228,7 +228,8 @@ def sdpa_gradients(
     """`sdpa_backward` from the inputs alone, which is what has derivatives; half types become float32 inside."""
     inputs = [wide(x) for x in (grad, query, key, value)]
     found = _pull(inputs, None, mask, seed, dropout_p, is_causal, scale, mask_grad)
-    return [g.astype(x.dtype) for g, x in zip(found, (query, key, value, mask), strict=False)]
+    targets = [x for x in (query, key, value, mask) if x is not None]
+    return [g.astype(x.dtype) for g, x in zip(found, targets, strict=False)]
 
 
 def _pull(
@@ -280,10 +281,11 @@ def _plain(tensors: Sequence[Any]) -> bool:
     return same and not any(type(t) is not torch.Tensor and is_traceable_wrapper_subclass(t) for t in tensors)
 
 
-def _fits(query: Any, key: Any, value: Any, enable_gqa: bool) -> bool:
+def _fits(inputs: Sequence[Any], enable_gqa: bool) -> bool:
     """Whether width, length, dtype and heads fit, and the heads group as the operator wants them."""
     import torch
 
+    query, key, value = inputs
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     if not (query.dtype == key.dtype == value.dtype and query.dtype in dtypes):
         return False
@@ -334,7 +336,7 @@ def scaled_dot_product_attention(
         inputs = _alike(query, key, value)
     except RuntimeError:  # they do not broadcast
         return NotImplemented
-    if not _fits(*inputs, enable_gqa) or (masks and not _broadcasts(attn_mask, inputs)):
+    if not _fits(inputs, enable_gqa) or (masks and not _broadcasts(attn_mask, inputs)):
         return NotImplemented
     seed = None
     if dropout_p > 0:
