@@ -270,8 +270,10 @@ def test_random_operators_draw_what_eager_mode_draws(tmp_path):
     loaded, eager = load(tmp_path / "dropout"), copy.deepcopy(model).to("tpu")
     torch.manual_seed(7)
     wants = [eager(x.to("tpu")).cpu() for _ in range(2)]
+    after = torch.tpu.get_rng_state()
     torch.manual_seed(7)
     gots = [loaded(x) for _ in range(2)]
+    assert torch.equal(torch.tpu.get_rng_state(), after)
     for got, want in zip(gots, wants, strict=True):
         close(got, want)
     assert not torch.equal(wants[0], wants[1])
