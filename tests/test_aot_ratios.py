@@ -87,25 +87,20 @@ def test_arguments_and_results_are_those_of_the_step_by_hand(pair):
     assert ours.executable.memory_analysis().alias_size_in_bytes >= 0.99 * hand.outputs
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="1.058: AOTAutograd takes attention apart into products of three dimensions, and keeps its softmax",
-)
 def test_bytes_accessed(pair):
     ours, hand = pair
     assert ours.bytes_accessed / hand.bytes_accessed <= 1.03
 
 
 @pytest.mark.xfail(
-    strict=True, reason="1.25: temporaries that JAX's step has in the chip's own memory, and more code"
+    strict=True, reason="1.24: 6.2 MB of temporaries in HBM, of 36, where the step by hand has none"
 )
 def test_peak(pair):
     ours, hand = pair
     assert ours.peak / hand.peak <= 1.1
 
 
-def test_ratios_do_not_grow(pair):
+def test_peak_does_not_grow(pair):
     """What is not reached yet gets no worse."""
     ours, hand = pair
-    assert ours.bytes_accessed / hand.bytes_accessed <= 1.07
     assert ours.peak / hand.peak <= 1.27

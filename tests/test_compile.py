@@ -340,6 +340,13 @@ def test_dynamic_shapes_compile_once_in_torch():
     assert count.compiled == 0 and counters["stats"]["unique_graphs"] == 1
 
 
+def test_places_to_cut_at_in_a_cpu_tensor():
+    x = torch.randn(5, 3)
+    fn = compiled(lambda x, at: torch.tensor_split(x, at))
+    for at in (torch.tensor([1, 3]), torch.tensor([2, 2])):
+        close(fn(x.to("tpu"), at), torch.tensor_split(x, at))
+
+
 def test_numbers_that_vary_compile_nothing():
     fn = compiled(lambda x, s: x * s + torch.sin(x))
     x = torch.randn(3)

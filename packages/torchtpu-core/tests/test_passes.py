@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import pytest
 import torch
 import torch._dynamo
 
 from torchtpu import events
-from torchtpu.compile import passes
+from torchtpu.compile import passes, structure
 from torchtpu.errors import GraphPassError
 from torchtpu.plugins import registry
 from torchtpu.plugins.pack import Pack
@@ -102,7 +103,7 @@ def test_the_limit_stops_passes_one_by_one(monkeypatch):
     x = torch.tensor([-1.0, 2.0])
     with registry.use({"toy": toy.pack}):
         names = [item.name for item in passes.passes("aten")]
-    assert names == ["torchtpu.noops", "torchtpu.unused", "toy.relus"]
+    assert names == ["torchtpu.batches", "torchtpu.noops", "torchtpu.unused", "toy.relus"]
     done = names.index("toy.relus")
     for most, found in ((done, [RELU, RELU]), (done + 1, [RELU])):
         monkeypatch.setattr(passes, "_runs", iter(range(1, 100)))
@@ -202,3 +203,35 @@ torch.compile(lambda x: x + 1, backend="tpu")(torch.ones(2, device="tpu"))
     environment = {**os.environ, "TORCH_LOGS": "torchtpu.compile", "TORCHTPU_PLATFORM": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "pass torchtpu.unused (aten)" in done.stderr, done.stderr[-2000:]
+
+
+def test_products_keep_the_dimensions_of_their_batch():
+    pack = Pack(api="1.0")
+
+    @pack.lowering("aten::bmm")
+    def bmm(self, mat2):
+        assert self.ndim == 3
+        return jnp.matmul(self, mat2)
+
+    def attend(q, k):
+        return torch.relu(q @ k.transpose(-1, -2))
+
+    q, k = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5)
+    (value, *grads), seen = run(attend, q, k, grad=True, acme=pack)
+    host = [t.clone().requires_grad_() for t in (q, k)]
+    want = attend(*host)
+    want.sum().backward()
+    torch.testing.assert_close(
+        [value, *grads], [want.detach(), *[t.grad for t in host]], rtol=1e-4, atol=1e-5
+    )
+    products = [[n for n in graph if n in (structure.batched, torch.ops.aten.bmm.default)] for graph in seen]
+    assert products == [[structure.batched], [structure.batched] * 2]
+
+
+def test_a_product_that_is_returned_with_its_batch_merged_stays():
+    pack = Pack(api="1.0")
+    pack.lowering("aten::bmm")(jnp.matmul)
+    x = torch.randn(2, 3, 4)
+    value, seen = run(lambda x: (x @ x.mT).view(2, 1, 3, 3), x, acme=pack)
+    torch.testing.assert_close(value, (x @ x.mT)[:, None])
+    assert torch.ops.aten.bmm.default in seen[0]

@@ -67,7 +67,10 @@ def bounds(values: Mapping[Any, int], meta: Any) -> dict[Any, tuple[int, int | N
     found = {}
     for symbol in values:
         known = meta.shape_env.var_to_range.get(symbol)
-        low = int(known.lower) if known is not None else 0
+        lower = known.lower if known is not None else None
+        low = (
+            int(lower) if lower is not None and lower.is_Integer else 0
+        )  # a number read from data has no bound
         upper = known.upper if known is not None else None
         finite = upper is not None and upper.is_Integer and int(upper) < 1 << 40
         found[symbol] = low, int(upper) if finite else None  # type: ignore[arg-type]

@@ -11,11 +11,12 @@ import torch
 from torch import fx
 
 from torchtpu import config, events
-from torchtpu.compile import cleanup
+from torchtpu.compile import cleanup, products
 from torchtpu.errors import GraphPassError, TorchTpuError, user_frame
 from torchtpu.plugins.records import GraphPass
 from torchtpu.plugins.registry import ordered, registry
 
+OURS = (*cleanup.pack.graph_passes, *products.pack.graph_passes)
 log = logging.getLogger(__name__)
 _runs = count(1)  # of this process, in its order
 
@@ -32,7 +33,7 @@ def limit() -> int | None:
 
 def passes(stage: str) -> list[GraphPass]:
     """The passes of ``stage`` in their order; a pack's pass takes the place of ours of the same name."""
-    named = {item.name: item for item in (*cleanup.pack.graph_passes, *registry().passes)}
+    named = {item.name: item for item in (*OURS, *registry().passes)}
     return [item for item in ordered(list(named.values())) if item.stage == stage]
 
 

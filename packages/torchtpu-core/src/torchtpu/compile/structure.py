@@ -218,3 +218,8 @@ VALUE_OPS.update(
 )
 # what an output of a graph may share with an input or with another output
 ALIASING = frozenset([*VIEW_OPS, torch.ops.aten.as_strided.default])
+
+
+def batched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product of the last two dimensions, (…, m, k) by (…, k, n); in a program ``bmm``'s lowering for any batch."""
+    return torch.matmul(a, b)

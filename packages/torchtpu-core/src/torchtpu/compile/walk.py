@@ -78,7 +78,21 @@ class Walk:
             return self.operator(node, target, args, kwargs, node.meta.get("val"))
         if isinstance(target, HigherOrderOperator):
             return self._higher(node, args, kwargs)
+        if target is structure.batched:
+            return self._batched(node, *args)
         return target(*args, **kwargs)  # arithmetic on sizes
+
+    def _batched(self, node: fx.Node, a: Any, b: Any) -> Any:
+        found = serves(torch.ops.aten.bmm.default)
+        if found is None:
+            raise Unlowerable(node, "bmm has no lowering")
+
+        def product(a: Any, b: Any) -> Any:
+            return self._lowered(found, node, (a, b), {})[0]
+
+        for _ in range(a.ndim - 3):
+            product = jax.vmap(product)
+        return _typed([product(a, b)], node.meta["val"])
 
     def _higher(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         from torchtpu.compile.higher import RULES
