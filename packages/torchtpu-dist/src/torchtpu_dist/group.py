@@ -83,7 +83,7 @@ class TpuProcessGroup(dist.ProcessGroup):
         return self._desc
 
     def _set_group_name(self, name: str) -> None:
-        self._name = name
+        self._name = self._lane.history.name = name
 
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from torchtpu import config
 from torchtpu.runtime import client
-from torchtpu_dist.agreement import Agreement, CollectiveError, Post, own_connection
+from torchtpu_dist.agreement import Agreement, CollectiveError, CollectiveTimeout, Post, own_connection
+from torchtpu_dist.history import History, dump
 
 LOOK = 1.0  # seconds after which a waiting rank looks at what the others are doing
 lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
@@ -38,6 +39,11 @@ class Job(dist.Work):
         self._future: Any = None
         self._lock = threading.Lock()
         self._began = time.monotonic()
+        self._entry = lane.history.add(post)
+
+    def launching(self) -> None:
+        """Called on the lane's thread when the ranks have agreed."""
+        self.launched, self._entry.launched = True, time.monotonic()
 
     def finish(self, tensors: list[torch.Tensor], error: BaseException | None) -> None:
         """Called once, on the lane's thread or when a waiter gives up."""
@@ -45,6 +51,7 @@ class Job(dist.Work):
             if self._done.is_set():
                 return
             self.tensors, self.error = tensors, error
+            self._entry.ended, self._entry.failed = time.monotonic(), error is not None
             self.run = _nothing  # frees the inputs
             self._done.set()
             future = self._future
@@ -129,6 +136,7 @@ class Lane:
         trusting = _trusting()
         self.agreement = Agreement(own_connection(store, timeout), ranks, me, trusting)
         self.watching = Agreement(own_connection(store, timeout), ranks, me, trusting)  # for waiting threads
+        self.history = History(ranks, me)
         self.timeout = timeout.total_seconds()
         self.broken: BaseException | None = None
         self.last: Job | None = None
@@ -166,7 +174,7 @@ class Lane:
             try:
                 self._whole()
                 facts = self.agreement.announce(job.post, self.timeout, job.meets)
-                job.launched = True
+                job.launching()
                 job.finish(job.run(facts), None)
             except BaseException as error:
                 found = self._explained(job, error)
@@ -189,9 +197,11 @@ class Lane:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Refuse further work."""
+        """Refuse further work; a timeout tells what all groups have done last."""
         if self.broken is None:
             self.broken = error
+            if isinstance(error, CollectiveTimeout):
+                dump(self.history, error)
 
     def watch(self, job: Job) -> BaseException | None:
         """What a waiting thread finds wrong with a job that takes long."""
