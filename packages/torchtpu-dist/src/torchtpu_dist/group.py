@@ -147,6 +147,7 @@ class TpuProcessGroup(dist.ProcessGroup):
         def run(met: Any) -> list[Tensor]:
             chosen_key, chosen_body = (key, body) if facts is None else body(met)
             results = self._programs.launch(chosen_key, chosen_body, blocks)
+            self._lane.launched()
             for result in results:
                 result.block_until_ready()
             arrays.extend(ready(results) if ready else results)

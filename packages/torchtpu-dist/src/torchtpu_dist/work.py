@@ -21,6 +21,7 @@ from torchtpu import config
 from torchtpu.runtime import client
 from torchtpu_dist.agreement import Agreement, CollectiveError, CollectiveTimeout, Post, own_connection
 from torchtpu_dist.history import History, dump
+from torchtpu_dist.turns import turns
 
 LOOK = 1.0  # seconds after which a waiting rank looks at what the others are doing
 lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
@@ -133,7 +134,8 @@ class Lane:
     """The thread of one group. After an error that leaves the ranks at different points it refuses work."""
 
     def __init__(self, store: Any, ranks: tuple[int, ...], me: int, timeout: timedelta) -> None:
-        trusting = _trusting()
+        # with all comparisons, ranks may also call the collectives of different groups in different orders
+        self.in_turn = trusting = _trusting()
         self.agreement = Agreement(own_connection(store, timeout), ranks, me, trusting)
         self.watching = Agreement(own_connection(store, timeout), ranks, me, trusting)  # for waiting threads
         self.history = History(ranks, me)
@@ -158,11 +160,19 @@ class Lane:
     ) -> Job:
         """Queue a collective."""
         self._whole()
-        self._count += 1
-        job = Job(self, Post(self._count, what, where, facts), run, meets)
-        self.last = job
-        self._jobs.put(job)
+        with turns.lock:
+            self._count += 1
+            job = Job(self, Post(self._count, what, where, facts), run, meets)
+            self.last = job
+            if self.in_turn:
+                turns.join(job)
+            self._jobs.put(job)
         return job
+
+    def launched(self) -> None:
+        """Called on the lane's thread when its collective is launched, and before it is complete."""
+        if self._current is not None:
+            turns.leave(self._current)
 
     def _whole(self) -> None:
         if self.broken is not None:
@@ -174,12 +184,15 @@ class Lane:
             try:
                 self._whole()
                 facts = self.agreement.announce(job.post, self.timeout, job.meets)
+                if self.in_turn and not turns.wait(job, self.timeout):
+                    raise self.agreement.late(job.post, self.timeout)
                 job.launching()
                 job.finish(job.run(facts), None)
             except BaseException as error:
                 found = self._explained(job, error)
                 self.fail(found)
                 job.finish([], found)
+            turns.leave(job)
             self._current = None
             del job  # or it would live until the next one
 
@@ -200,6 +213,7 @@ class Lane:
         """Refuse further work; a timeout tells what all groups have done last."""
         if self.broken is None:
             self.broken = error
+            turns.wake()
             if isinstance(error, CollectiveTimeout):
                 dump(self.history, error)
 
