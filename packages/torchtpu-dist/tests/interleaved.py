@@ -77,7 +77,7 @@ def settle(pending, own, keep):
         assert torch.equal(actual.cpu(), expected), f"{what}: {actual.cpu()} is not {expected}"
 
 
-def run(rank, size):
+def run(rank, size, rounds=ROUNDS):
     """All rounds; an error names the seed, which ``INTERLEAVED_SEED`` sets."""
     box = [int(os.environ.get("INTERLEAVED_SEED") or random.SystemRandom().randrange(10**6))]
     dist.broadcast_object_list(box, 0)
@@ -88,7 +88,7 @@ def run(rank, size):
     groups = {members: dist.new_group(list(members), timeout=limit) for members in subsets}
     pending = []
     try:
-        for round_ in range(ROUNDS):
+        for round_ in range(rounds):
             for place in range(plan.randrange(1, MOST + 1)):
                 members, kind, length = plan.choice(subsets), plan.choice(KINDS), plan.choice(LENGTHS)
                 if rank not in members:

@@ -6,6 +6,7 @@ A group sends CPU tensors through gloo, so the same call on CPU tensors is the i
 import os
 import random
 import sys
+import time
 import warnings
 from datetime import timedelta
 
@@ -235,6 +236,37 @@ def check_subgroups_while_ranks_differ():
 
 def check_random_interleavings_of_groups():
     interleaved.run(RANK, SIZE)
+
+
+def check_collectives_are_launched_in_the_order_of_their_calls():
+    os.environ["TORCHTPU_COLLECTIVE_CHECK"] = "new"
+    try:
+        slow, fast = (
+            dist.new_group(timeout=timedelta(seconds=20)),
+            dist.new_group(timeout=timedelta(seconds=20)),
+        )
+        lane = slow._lane
+        announce = lane.agreement.announce
+        lane.agreement.announce = lambda *args: time.sleep(0.2) or announce(*args)
+        order = []
+        for group in (slow, fast):
+            launch = group._programs.launch
+
+            def noted(*args, group=group, launch=launch):
+                order.append(group)
+                return launch(*args)
+
+            group._programs.launch = noted
+        tensors = [values(4).to("tpu") for _ in range(6)]
+        calls = [slow, fast, fast, slow, slow, fast]
+        works = [dist.all_reduce(x, group=g, async_op=True) for x, g in zip(tensors, calls, strict=True)]
+        for work, x in zip(works, tensors, strict=True):
+            work.wait()
+            same(x, sum(values(4, rank=r) for r in range(SIZE)))
+        assert order == calls
+        interleaved.run(RANK, SIZE, rounds=60)
+    finally:
+        del os.environ["TORCHTPU_COLLECTIVE_CHECK"]
 
 
 def check_handles():

@@ -11,10 +11,10 @@ from torchtpu_dist.testing import run_ranks
 SCRIPT = Path(__file__).with_name("ranks_trouble.py")
 
 
-def run(trouble, folder, ranks=2):
+def run(trouble, folder, ranks=2, **env):
     # a store that outlives the ranks, as that of torchrun does
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return run_ranks(SCRIPT, folder, ranks, 60, trouble.split(), {"STORE": str(store.port)})
+    return run_ranks(SCRIPT, folder, ranks, 60, trouble.split(), {"STORE": str(store.port), **env})
 
 
 def raised(end):
@@ -46,12 +46,20 @@ def test_a_collective_that_only_one_rank_runs(tmp_path):
     ended = run("one more", tmp_path)
     kind, message = raised(ended[0])
     assert kind == "CollectiveTimeout" and "rank 1 did not come to it" in message
+    told = ended[0].output
+    assert told.count("the last collectives of rank 0") == 1 and "group 0, ranks 0 1" in told
+    assert re.search(r"^ +5 all_reduce\(sum, float32\[8\]\) at \S+trouble.py:\d+: done \d", told, re.M)
+    assert re.search(r"^ +6 all_reduce\(sum, float32\[4\]\) at .*: not launched, called [3-9]\.", told, re.M)
     assert ended[1].code == 0 and "RAISED" not in ended[1].output
 
 
 def test_a_late_rank(tmp_path):
-    kind, message = raised(run("late", tmp_path)[0])
+    ended = run("late", tmp_path, TORCHTPU_COLLECTIVE_DUMP=str(tmp_path / "last-of-"))
+    kind, message = raised(ended[0])
     assert kind == "CollectiveTimeout" and "not complete after 3 s" in message
+    assert "the last collectives" not in ended[0].output
+    lines = (tmp_path / "last-of-0").read_text().splitlines()
+    assert "rank 0" in lines[0] and len(lines) == 2 + 6
 
 
 @pytest.mark.parametrize("gone", [0, 1])

@@ -83,7 +83,7 @@ class TpuProcessGroup(dist.ProcessGroup):
         return self._desc
 
     def _set_group_name(self, name: str) -> None:
-        self._name = name
+        self._name = self._lane.history.name = name
 
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc
@@ -147,6 +147,7 @@ class TpuProcessGroup(dist.ProcessGroup):
         def run(met: Any) -> list[Tensor]:
             chosen_key, chosen_body = (key, body) if facts is None else body(met)
             results = self._programs.launch(chosen_key, chosen_body, blocks)
+            self._lane.launched()
             for result in results:
                 result.block_until_ready()
             arrays.extend(ready(results) if ready else results)

@@ -19,7 +19,9 @@ import torch.distributed as dist
 
 from torchtpu import config
 from torchtpu.runtime import client
-from torchtpu_dist.agreement import Agreement, CollectiveError, Post, own_connection
+from torchtpu_dist.agreement import Agreement, CollectiveError, CollectiveTimeout, Post, own_connection
+from torchtpu_dist.history import History, dump
+from torchtpu_dist.turns import turns
 
 LOOK = 1.0  # seconds after which a waiting rank looks at what the others are doing
 lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
@@ -38,6 +40,11 @@ class Job(dist.Work):
         self._future: Any = None
         self._lock = threading.Lock()
         self._began = time.monotonic()
+        self._entry = lane.history.add(post)
+
+    def launching(self) -> None:
+        """Called on the lane's thread when the ranks have agreed."""
+        self.launched, self._entry.launched = True, time.monotonic()
 
     def finish(self, tensors: list[torch.Tensor], error: BaseException | None) -> None:
         """Called once, on the lane's thread or when a waiter gives up."""
@@ -45,6 +52,7 @@ class Job(dist.Work):
             if self._done.is_set():
                 return
             self.tensors, self.error = tensors, error
+            self._entry.ended, self._entry.failed = time.monotonic(), error is not None
             self.run = _nothing  # frees the inputs
             self._done.set()
             future = self._future
@@ -126,9 +134,11 @@ class Lane:
     """The thread of one group. After an error that leaves the ranks at different points it refuses work."""
 
     def __init__(self, store: Any, ranks: tuple[int, ...], me: int, timeout: timedelta) -> None:
-        trusting = _trusting()
+        # with all comparisons, ranks may also call the collectives of different groups in different orders
+        self.in_turn = trusting = _trusting()
         self.agreement = Agreement(own_connection(store, timeout), ranks, me, trusting)
         self.watching = Agreement(own_connection(store, timeout), ranks, me, trusting)  # for waiting threads
+        self.history = History(ranks, me)
         self.timeout = timeout.total_seconds()
         self.broken: BaseException | None = None
         self.last: Job | None = None
@@ -150,11 +160,19 @@ class Lane:
     ) -> Job:
         """Queue a collective."""
         self._whole()
-        self._count += 1
-        job = Job(self, Post(self._count, what, where, facts), run, meets)
-        self.last = job
-        self._jobs.put(job)
+        with turns.lock:
+            self._count += 1
+            job = Job(self, Post(self._count, what, where, facts), run, meets)
+            self.last = job
+            if self.in_turn:
+                turns.join(job)
+            self._jobs.put(job)
         return job
+
+    def launched(self) -> None:
+        """Called on the lane's thread when its collective is launched, and before it is complete."""
+        if self._current is not None:
+            turns.leave(self._current)
 
     def _whole(self) -> None:
         if self.broken is not None:
@@ -166,12 +184,15 @@ class Lane:
             try:
                 self._whole()
                 facts = self.agreement.announce(job.post, self.timeout, job.meets)
-                job.launched = True
+                if self.in_turn and not turns.wait(job, self.timeout):
+                    raise self.agreement.late(job.post, self.timeout)
+                job.launching()
                 job.finish(job.run(facts), None)
             except BaseException as error:
                 found = self._explained(job, error)
                 self.fail(found)
                 job.finish([], found)
+            turns.leave(job)
             self._current = None
             del job  # or it would live until the next one
 
@@ -189,9 +210,12 @@ class Lane:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Refuse further work."""
+        """Refuse further work; a timeout tells what all groups have done last."""
         if self.broken is None:
             self.broken = error
+            turns.wake()
+            if isinstance(error, CollectiveTimeout):
+                dump(self.history, error)
 
     def watch(self, job: Job) -> BaseException | None:
         """What a waiting thread finds wrong with a job that takes long."""
