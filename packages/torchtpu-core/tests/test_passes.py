@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch._dynamo
+import torch._dynamo.utils
 
 from torchtpu import events
 from torchtpu.compile import passes, structure
@@ -23,6 +24,7 @@ RELU, EXP, NEG = (getattr(torch.ops.aten, name).default for name in ("relu", "ex
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -235,3 +237,14 @@ def test_a_product_that_is_returned_with_its_batch_merged_stays():
     value, seen = run(lambda x: (x @ x.mT).view(2, 1, 3, 3), x, acme=pack)
     torch.testing.assert_close(value, (x @ x.mT)[:, None])
     assert torch.ops.aten.bmm.default in seen[0]
+
+
+def test_sizes_that_vary_are_left_alone():
+    pack = Pack(api="1.0")
+    pack.lowering("aten::bmm")(jnp.matmul)
+    with registry.use({"toy": toy.pack, "acme": pack}):
+        fn = torch.compile(lambda x: torch.relu(x @ x.mT), backend="tpu", fullgraph=True, dynamic=True)
+        for size in (3, 4):
+            x = torch.randn(size, 2, size + 1, 5)
+            torch.testing.assert_close(fn(x.to("tpu")).cpu(), torch.relu(x @ x.mT), rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -52,15 +52,11 @@ def _split(graph: fx.Graph, operand: Any, batch: tuple[int, ...]) -> fx.Node:
 def _batch(node: fx.Node) -> tuple[int, ...] | None:
     """The batch that all users of a product agree on, if it is more than one dimension of fixed sizes."""
     shape = node.meta["val"].shape
-    shapes = set()
-    for user in node.users:
-        value = user.meta.get("val")
-        if user.target not in _VIEWS or not isinstance(value, torch.Tensor):
-            return None
-        shapes.add(tuple(value.shape))
-    if len(shapes) != 1:
+    if not node.users or any(user.target not in _VIEWS for user in node.users):
         return None
-    seen = shapes.pop()
-    if not all(isinstance(n, int) for n in (*shape, *seen)) or len(seen) < 4:
+    seen, *others = [user.meta["val"].shape for user in node.users]
+    if not all(isinstance(n, int) for sizes in (shape, seen, *others) for n in sizes):
+        return None  # sizes that vary cannot be compared without a guard
+    if any(other != seen for other in others) or len(seen) < 4:
         return None
-    return seen[:-2] if seen[-2:] == tuple(shape[1:]) and math.prod(seen[:-2]) == shape[0] else None
+    return tuple(seen[:-2]) if seen[-2:] == shape[1:] and math.prod(seen[:-2]) == shape[0] else None
