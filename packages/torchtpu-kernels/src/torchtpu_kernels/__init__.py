@@ -1,3 +1,3 @@
-"""Pallas kernels for torchtpu; none yet."""
+"""Pallas kernels for torchtpu: attention."""
 
 __version__ = "0.1.0"
