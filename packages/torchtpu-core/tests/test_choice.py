@@ -121,3 +121,28 @@ def test_a_program_for_an_absent_device_holds_its_kernel():
     assert "tpu_custom_call" in program.compile_for("v5e:2x2").hlo
     chosen = [d.chosen for d in selection.decisions() if d.call.target == "tpu"]
     assert chosen == ["toy.tiled"]
+
+
+def uncompilable(x):
+    """It can be traced, and no compiler finds what it calls."""
+    return jax.ffi.ffi_call("torchtpu_nowhere", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+@pytest.mark.parametrize("how", ["strict", "fused", "compiled"])
+def test_a_kernel_that_its_compiler_refuses_leaves_the_call_to_the_lowering(relu, how):
+    selection.forget()
+    calls = []
+
+    def unsuitable(call):
+        calls.append(call)
+
+    with registry.use({"toy": toy.pack, "acme": pack_with(uncompilable, unsuitable)}):
+        x = torch.tensor([-1.0, 2.0], device="tpu")
+        fn = torch.compile(torch.relu, backend="tpu") if how == "compiled" else torch.relu
+        with torchtpu.mode("strict" if how == "compiled" else how):
+            with pytest.warns(UserWarning, match=r"kernel acme\.k failed, the lowering serves aten::relu"):
+                assert fn(x).tolist() == [0.0, 2.0]
+            # from now on nothing tries it
+            assert torch.relu(torch.ones(3, 5, device="tpu")).tolist() == [[1.0] * 5] * 3
+    assert len(calls) == 1
+    selection.forget()

@@ -24,10 +24,10 @@ def attention(q, k, v, causal, scale):
 
 
 CASES = {
-    "causal": ((1, 2, 256, 64), (1, 2, 256, 64), True, "float32"),
-    "longer keys": ((2, 1, 128, 128), (2, 1, 384, 128), False, "float32"),
-    "grouped": ((1, 1, 4, 128, 64), (1, 1, 2, 128, 64), True, "float32"),
-    "bfloat16": ((1, 2, 256, 128), (1, 2, 256, 128), True, "bfloat16"),
+    "causal": ((1, 1, 384, 64), (1, 1, 384, 64), True, "float32"),
+    "longer keys": ((1, 1, 128, 16), (1, 1, 384, 16), False, "float32"),
+    "grouped": ((1, 1, 2, 128, 16), (1, 1, 1, 128, 16), True, "float32"),
+    "bfloat16": ((1, 1, 128, 128), (1, 1, 128, 128), True, "bfloat16"),
 }
 
 

@@ -1,3 +1,3 @@
-"""Pallas kernels and JAX functions as torch operators; see `torchtpu_kernels.pallas`."""
+"""Pallas kernels for torchtpu, and JAX functions as torch operators; see `torchtpu_kernels.pallas`."""
 
 __version__ = "0.1.0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from torchtpu.plugins import CallSpec, Kernel, Lowering, TensorSpec, registry, selection
-from torchtpu.runtime import client
+from torchtpu.runtime import client, without
 
 
 def call(
@@ -75,9 +74,9 @@ def _either(lowering: Lowering, chosen: dict[str, Kernel], positional: Any, keyw
         try:
             jax.eval_shape(branch, *arrays)
         except Exception as error:  # whatever a third party's kernel raises
-            refuse(kernel, error)
+            selection.refuse(kernel, error)
             continue
-        branches[platform] = branch
+        branches[platform] = without.marked(selection.full_name(kernel), branch)
     return jax.lax.platform_dependent(*arrays, default=reference, **branches)
 
 
@@ -101,14 +100,3 @@ def _same(fn: Callable[..., Any], wanted: Any, precision: AbstractContextManager
         return jax.tree.unflatten(tree, [f.astype(w.dtype) for f, w in zip(found, want, strict=True)])
 
     return run
-
-
-def refuse(kernel: Kernel, error: Exception) -> None:
-    """Take the lowering from now on, with one warning; the error itself where kernels are required."""
-    if selection.required():
-        raise error
-    selection.failed(kernel, error)
-    warnings.warn(
-        f"torchtpu: kernel {selection.full_name(kernel)} failed, the lowering serves {kernel.op}: {error}",
-        stacklevel=2,
-    )

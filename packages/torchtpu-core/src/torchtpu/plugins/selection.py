@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,16 @@ def failed(kernel: Kernel, error: BaseException) -> None:
             kind="failure", name=kernel.op, where=user_frame(), source=full_name(kernel), seconds=0.0,
             reason=reason,
         ))  # fmt: skip
+
+
+def refuse(kernel: Kernel, error: Exception) -> None:
+    """Take the lowering from now on, with one warning; the error itself where kernels are required."""
+    if required():
+        raise error
+    failed(kernel, error)
+    warnings.warn(
+        f"torchtpu: kernel {full_name(kernel)} failed, the lowering serves {kernel.op}: {error}", stacklevel=3
+    )
 
 
 def decisions() -> list[Decision]:

@@ -17,7 +17,7 @@ from jax.extend import core
 from torchtpu import events
 from torchtpu.errors import user_frame
 from torchtpu.plugins import selection
-from torchtpu.runtime import cache, client, legalize, mappings, precision
+from torchtpu.runtime import cache, client, legalize, mappings, precision, without
 
 compilations = [0]
 launches = [0]
@@ -179,6 +179,21 @@ def compile(
 
 
 def _made(
+    name: str, closed: Any, avals: Sequence[Any], donate: Sequence[int], options: dict[str, Any] | None
+) -> Program:
+    try:
+        return _compiled(name, closed, avals, donate, options)
+    except Exception as error:  # whatever a kernel's compiler raises
+        held = without.kernels(closed)
+        if not held or selection.required():
+            raise
+        made = _compiled(name, without.plain(closed), avals, donate, options)
+        for kernel in held:
+            selection.refuse(kernel, error)
+        return made
+
+
+def _compiled(
     name: str, closed: Any, avals: Sequence[Any], donate: Sequence[int], options: dict[str, Any] | None
 ) -> Program:
     lowered, kept = lower(name, closed, avals, donate)

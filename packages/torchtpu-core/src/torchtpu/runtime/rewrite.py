@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,18 +44,21 @@ def bind(eqn: Any, given: Sequence[Any], **changed: Any) -> list[Any]:
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _interpret(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
+def _selected(eqn: Any, given: Any) -> list[Any] | None:
+    return [_select(*given)] if eqn.primitive.name == "dynamic_update_slice" else None
+
+
+def interpret(jaxpr: Any, consts: Any, args: Any, rule: Callable[[Any, Any], list[Any] | None]) -> list[Any]:
+    """The results of a jaxpr; ``rule`` (equation, inputs) gives those of equations that change, else None."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
         given = [v.val if isinstance(v, core.Literal) else values[v] for v in eqn.invars]
-        if eqn.primitive.name == "dynamic_update_slice":
-            out = [_select(*given)]
-        elif eqn.primitive.name in ("jit", "pjit"):
+        out = rule(eqn, given)
+        if out is None and eqn.primitive.name in ("jit", "pjit"):
             inner = eqn.params["jaxpr"]
-            out = _interpret(inner.jaxpr, inner.consts, given)
-        else:
-            out = bind(eqn, given)
+            out = interpret(inner.jaxpr, inner.consts, given, rule)
+        out = bind(eqn, given) if out is None else out
         values.update(zip(eqn.outvars, out, strict=True))
     return [v.val if isinstance(v, core.Literal) else values[v] for v in jaxpr.outvars]
 
@@ -76,4 +79,6 @@ def safe_updates(closed: Any, platform: str | None = None) -> Any:
         return closed
     with jax.enable_x64(True):
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-        return jax.jit(lambda *args: _interpret(closed.jaxpr, closed.consts, args)).trace(*avals).jaxpr
+        return (
+            jax.jit(lambda *args: interpret(closed.jaxpr, closed.consts, args, _selected)).trace(*avals).jaxpr
+        )
