@@ -1,4 +1,4 @@
-"""The distributed examples under torchrun, and their checkpoints in one process; the checks are in ranks_examples.py."""
+"""The distributed examples under torchrun, and their checkpoints in one process; the checks are in examples.py."""
 
 import importlib.util
 import json
@@ -13,8 +13,8 @@ testing = pytest.importorskip("torchtpu_dist.testing")
 for needed in ("sklearn", "rich", "matplotlib"):
     pytest.importorskip(needed)
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-SCRIPT = Path(__file__).with_name("ranks_examples.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = Path(__file__).with_name("examples.py")
 FOUR = ("check_sharded_on_two_dimensions", "check_sharded_and_replicated")
 LIMIT = 240  # seconds, for machines that do much else
 

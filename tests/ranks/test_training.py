@@ -1,4 +1,4 @@
-"""torch's parallel wrappers on two ranks of device "tpu"; the checks are in ranks_training.py."""
+"""torch's parallel wrappers on two ranks of device "tpu"; the checks are in training.py."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torchtpu_dist")
 from torchtpu_dist.testing import checks, run_checks
 
-SCRIPT = Path(__file__).with_name("ranks_training.py")
+SCRIPT = Path(__file__).with_name("training.py")
 RANKS = 2
 
 

@@ -331,7 +331,7 @@ def test_float64_on_the_hot_path_is_told(tmp_path):
 
 
 def test_the_digits_example_passes(tmp_path):
-    path = Path(__file__).parents[1] / "examples" / "train_digits.py"
+    path = Path(__file__).parents[2] / "examples" / "train_digits.py"
     for needed in ("sklearn", "rich", "matplotlib"):
         pytest.importorskip(needed)
     from torchtpu.diagnostics.preflight import preflight_script
