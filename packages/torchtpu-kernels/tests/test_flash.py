@@ -66,7 +66,8 @@ def spec(query=(1, 2, 256, 64), key=None, dtype="bfloat16", **options):
         (spec((1, 2, 256, 192)), "width 192"),
         (spec((1, 2, 256, 60)), "width 60"),
         (spec((1, 2, 128, 64), (1, 2, 256, 64), is_causal=True), "causal"),
-        (spec((0, 2, 128, 64)), "empty"),
+        (spec((0, 2, 256, 64)), "empty"),
+        (spec((1, 2, 256, 64), (1, 2, 128, 64)), "fewer"),
     ],
 )
 def test_calls_that_it_does_not_take(call, words):
