@@ -229,6 +229,6 @@ def describe(node: fx.Node) -> str:
 
 def located(node: fx.Node) -> str:
     """The operator and the user's line, as lines for the end of a message."""
-    frames = re.findall(r'File "(.+)", line (\d+)', node.stack_trace or "")
-    place = f"\n  at {':'.join(frames[-1])}" if frames else ""
+    frames = re.findall(r'File "(.+)", line (\d+), in (\S+)', node.stack_trace or "")
+    place = "\n  at {}:{} in {}".format(*frames[-1]) if frames else ""
     return f"\n  operator: {describe(node)}{place}"

@@ -17,7 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
-from torchtpu.compile.walk import Env, Unlowerable, Walk
+from torchtpu.compile.walk import Env, Unlowerable, Walk, located
 from torchtpu.export.container import ExportError
 from torchtpu.export.graph import needed
 from torchtpu.plugins import selection
@@ -88,18 +88,13 @@ def trace(
             return program.trace(fn, avals), walk.draws
     except Unlowerable as error:
         also = ", or on a dynamic dimension" if dynamic and "depends on data" in str(error) else ""
-        raise ExportError(f"{error}{also}{_line(error.node)}") from error
+        raise ExportError(f"{error}{also}{located(error.node)}") from error
     except Exception as error:
         if not dynamic:
             raise
         raise ExportError(
-            f"torchtpu: {walk.at.target} with a dynamic dimension is not supported yet: {error}{_line(walk.at)}"
+            f"torchtpu: {walk.at.target} with a dynamic dimension is not supported yet: {error}{located(walk.at)}"
         ) from error
-
-
-def _line(node: fx.Node) -> str:
-    places = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
-    return f"\n  {places[-1]}" if places else ""
 
 
 def serialize(name: str, closed: Any, platform: str) -> bytes:
