@@ -19,6 +19,7 @@ _PUBLIC = {
     "preflight": "torchtpu.diagnostics.preflight",
     "to_jax": "torchtpu.interop",
     "from_jax": "torchtpu.interop",
+    "call_jax": "torchtpu.interop",
 }
 __all__ = sorted(_PUBLIC)
 
