@@ -1,3 +1,3 @@
-"""Distributed training for torchtpu; none of it yet."""
+"""Distributed training for torchtpu: the c10d backend "tpu"."""
 
 __version__ = "0.1.0"

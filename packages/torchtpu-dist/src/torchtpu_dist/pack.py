@@ -3,3 +3,4 @@
 from torchtpu.plugins import Pack
 
 pack = Pack(api="1.0")
+pack.namespace("distributed", "torchtpu_dist.public")

@@ -6,15 +6,17 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torchtpu import config
 from torchtpu.errors import TorchTpuError
 from torchtpu.runtime import client
+from torchtpu_dist import launch
 from torchtpu_dist.coordinator import NO_HEARTBEATS
 
 
@@ -118,11 +120,13 @@ def _connect(token: str, rank: int, size: int, timeout: timedelta) -> None:
     state.client.connect()
     state.process_id, state.num_processes = rank, size
     state.coordinator_address = f"{host}:{port}"
-    client.starting.append(_with_collectives)
+    contexts: list[Callable[[str], Any]] = [_with_collectives, partial(launch.with_chip, rank, size)]
+    client.starting.extend(contexts)
     try:
         client.device()
     finally:
-        client.starting.remove(_with_collectives)
+        for context in contexts:
+            client.starting.remove(context)
 
 
 @contextmanager
