@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from torchtpu.errors import TorchTpuError
 from torchtpu_dist import launch
@@ -59,3 +60,21 @@ def test_a_tpu_process_gets_its_chip(monkeypatch):
         monkeypatch.delenv(name)
     with launch.with_chip(3, 4, "tpu"):
         assert os.environ["TPU_VISIBLE_CHIPS"] == "3"
+
+
+def test_a_mesh_needs_a_group_and_fits_the_ranks():
+    mesh_of = torch.tpu.distributed.topology_aware_mesh
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        mesh_of((1,))
+    dist.init_process_group("tpu", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert mesh_of((1, 1)).equal(torch.zeros(1, 1, dtype=torch.int64))
+        with pytest.raises(ValueError, match="a mesh of 4 devices cannot hold the 1 ranks"):
+            mesh_of((2, 2))
+        with pytest.raises(ValueError, match="dcn_mesh_shape"):
+            mesh_of((1,), topology="multi_slice")
+        assert mesh_of(
+            (1,), topology="multi_slice", dcn_mesh_shape=(1,), process_is_granule=True
+        ).tolist() == [0]
+    finally:
+        dist.destroy_process_group()
