@@ -294,3 +294,13 @@ def test_data_of_another_kind_is_an_error():
         with pytest.raises(RuntimeError, match="incompatible tensor type"):
             x.data = other
     assert x.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
+def test_assertions_wait_and_raise(mode):
+    with torchtpu.mode(mode):
+        torch._assert_async(torch.tensor(2).to("tpu"))
+        with pytest.raises(RuntimeError, match="single nonzero value, but got zero"):
+            torch._assert_async(torch.tensor(0).to("tpu"))
+        with pytest.raises(RuntimeError, match="too long"):
+            torch._assert_async(torch.tensor(0.0).to("tpu"), "too long")

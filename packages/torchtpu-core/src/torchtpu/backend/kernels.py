@@ -270,6 +270,14 @@ def item(tensor: Tensor) -> Any:
     return to_host(tensor).reshape(-1)[0].item()
 
 
+def assert_nonzero(
+    tensor: Tensor, message: str = "Expected Tensor with single nonzero value, but got zero"
+) -> None:
+    """``aten::_assert_async``: waits, as the host raises."""
+    if not bool(tensor):
+        raise RuntimeError(message)
+
+
 def equal(a: Tensor, b: Tensor) -> bool:
     """``aten::equal``."""
     return a.shape == b.shape and bool(torch.equal(to_host(a), b.cpu() if b.device.type != "cpu" else b))
@@ -321,6 +329,8 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "_copy_from": copy_from,
     "_copy_from_and_resize": copy_from_and_resize,
     "_local_scalar_dense": item,
+    "_assert_async": assert_nonzero,
+    "_assert_async.msg": assert_nonzero,
     "equal": equal,
     "is_pinned": is_pinned,
     "is_set_to": is_set_to,
