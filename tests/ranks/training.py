@@ -1,5 +1,6 @@
 """Run on every rank by test_distributed.py: training with torch's own parallel wrappers, compared with one CPU process."""
 
+import copy
 import os
 import sys
 import warnings
@@ -76,6 +77,25 @@ def check_ddp():
 def check_ddp_with_views_and_small_buckets():
     model = DistributedDataParallel(make().to("tpu"), gradient_as_bucket_view=True, bucket_cap_mb=0.001)
     same_curve(losses(model, *mine(), True, clip=0.1), clip=0.1)
+
+
+def check_ddp_with_statistics_of_all_ranks():
+    """SyncBatchNorm on parts of a batch trains as BatchNorm does on the whole.
+
+    A bias before it would have no gradient but rounding, which AdamW makes a step of.
+    """
+    model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.Linear(32, 4))
+    single = copy.deepcopy(model)
+    for p, q in zip(model.parameters(), single.parameters(), strict=True):
+        dist.broadcast(p.data, 0)
+        q.data.copy_(p.data)
+    synced = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model).to("tpu"))
+    actual, expected = losses(synced, *mine(), True), losses(single, X, Y, False)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(
+            getattr(model[1], name).cpu(), getattr(single[1], name), rtol=1e-4, atol=1e-5
+        )
 
 
 def check_ddp_no_sync_accumulates():

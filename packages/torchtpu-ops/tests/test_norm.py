@@ -162,3 +162,59 @@ def test_gradient_of_weight_norm(check, dim):
     norms = v.norm(2, [i for i in range(3) if i != dim], keepdim=True)
     g = torch.rand_like(norms)
     check(torch.ops.aten._weight_norm_interface_backward, torch.randn(4, 3, 2), v, g, norms, dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_parts_of_normalisation_over_ranks(dtype, affine):
+    """Three parts of a batch, put together as `SyncBatchNorm` does, are the whole batch on the CPU in float64."""
+    whole = torch.randn(9, 4, 3).to(dtype)
+    parts = [p.to("tpu") for p in whole.split([2, 3, 4])]
+    weight, bias = (torch.rand(4).to(dtype) + 0.5 if affine else None for _ in range(2))
+    running = [torch.zeros(4), torch.ones(4)]
+    x = whole.double().requires_grad_()
+    leaves = [None if t is None else t.double().requires_grad_() for t in (weight, bias)]
+    want_running = [t.double() for t in running]
+    want = torch.nn.functional.batch_norm(x, *want_running, *leaves, training=True, momentum=0.3, eps=1e-3)
+    grads = torch.randn(9, 4, 3).to(dtype)
+    want.backward(grads.double())
+    device = [None if t is None else t.to("tpu") for t in (weight, bias)]
+    new_running = [t.to("tpu") for t in running]
+    mean, invstd = (
+        torch.stack(t) for t in zip(*[torch.batch_norm_stats(p, 1e-3) for p in parts], strict=True)
+    )
+    counts = torch.tensor([6.0, 9.0, 12.0], device="tpu", dtype=mean.dtype)
+    mean, invstd = torch.batch_norm_gather_stats_with_counts(
+        parts[0], mean, invstd, *new_running, 0.3, 1e-3, counts
+    )
+    out = torch.cat([torch.batch_norm_elemt(p, *device, mean, invstd, 1e-3) for p in parts])
+    pieces = list(zip([g.to("tpu") for g in grads.split([2, 3, 4])], parts, strict=True))
+    sums = [
+        torch.batch_norm_backward_reduce(g, p, mean, invstd, device[0], True, affine, affine)
+        for g, p in pieces
+    ]
+    total = [torch.stack([s[i] for s in sums]).sum(0) for i in (0, 1)]
+    back = torch.cat(
+        [
+            torch.batch_norm_backward_elemt(g, p, mean, invstd, device[0], *total, counts.int())
+            for g, p in pieces
+        ]
+    )
+    pairs = [(out, want), (back, x.grad), *zip(new_running, want_running, strict=True)]
+    if affine:
+        pairs += [(torch.stack([s[2 + i] for s in sums]).sum(0), leaf.grad) for i, leaf in enumerate(leaves)]
+    close = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]  # running ones are float32
+    for got, truth in pairs:
+        torch.testing.assert_close(got.cpu().double(), truth.detach(), rtol=close, atol=close)
+    assert out.dtype == back.dtype == dtype
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7])
+def test_statistics_alone(momentum):
+    x, running = torch.randn(5, 3, 2), [torch.rand(3), torch.rand(3)]
+    device = [t.to("tpu") for t in running]
+    want = torch.batch_norm_update_stats(x, *running, momentum)
+    got = torch.batch_norm_update_stats(x.to("tpu"), *device, momentum)
+    for a, b in zip((*got, *device), (*want, *running), strict=True):
+        torch.testing.assert_close(a.cpu(), b)
+    assert len(torch.batch_norm_update_stats(x.to("tpu"), None, None, momentum)) == 2

@@ -33,6 +33,8 @@ TWINS = {
 # their new values after its results.
 HIDDEN_WRITES = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
 }
 
 
