@@ -499,3 +499,17 @@ def test_importing_it_starts_nothing(program):
     assert done.returncode == 0, done.stderr
     assert info(program("mlp")).platforms == ("cpu", "tpu")
     assert "export" not in torchtpu.__all__
+
+
+class Forgetful(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+
+def test_attention_that_forgets_draws_the_numbers_of_eager_mode(tmp_path):
+    x = torch.randn(2, 2, 5, 8)
+    save(Forgetful(), tmp_path / "x", (x,))
+    torch.tpu.manual_seed(5)
+    want = Forgetful()(x.to("tpu"))
+    torch.tpu.manual_seed(5)
+    torch.testing.assert_close(load(tmp_path / "x")(x.to("tpu")).cpu(), want.cpu())

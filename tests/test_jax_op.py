@@ -139,7 +139,7 @@ def test_a_backward_has_no_derivative_of_its_own():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_several_results_and_the_gradient_by_vjp(mode, dtype):
     (x, w), (a, b) = on_both([(4, 6), (6,)], dtype)
-    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    tolerance = {"rtol": 2e-2, "atol": 6e-2} if dtype is torch.bfloat16 else {}  # sums of values up to 4
     with torchtpu.mode(mode):
         got = norms(a, b, 0.5)
         want = norms_truth(x, w, 0.5)

@@ -15,7 +15,7 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 
-from torchtpu.compile.walk import Unlowerable, Walk, serves
+from torchtpu.compile.walk import Unlowerable, Walk, rule_graph, serves
 
 Values = Sequence[Any]
 
@@ -130,6 +130,9 @@ def draws(nodes: Sequence[fx.Node], module: torch.nn.Module) -> bool:
         if isinstance(node.target, OpOverload):
             found = serves(node.target)
             if found is not None and found.lowering is not None and found.lowering.rng:
+                return True
+            made = rule_graph(node.target, node.args, node.kwargs) if found is None else None
+            if made is not None and draws(list(made[0].graph.nodes), made[0]):
                 return True
         elif str(node.target) == "run_and_save_rng_state":
             return True

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchtpu.compile import structure
 from torchtpu.dispatch import lower
 from torchtpu.dispatch.call import Encoder
+from torchtpu.dispatch.fallback import decomposing, instead
 from torchtpu.dispatch.schema import Family, family, op_name
 from torchtpu.plugins.registry import registry
 from torchtpu.tensors.dtypes import to_numpy
@@ -112,10 +114,20 @@ class Walk:
             return structure.STRIDED_OPS[op](node.args[0].meta["val"], *args, **kwargs)  # type: ignore[union-attr]
         found = serves(op)
         if found is None:
-            raise Unlowerable(node, "it has no lowering")
+            return self._apart(node, op, args, kwargs)
         if found.lowering is not None and found.lowering.rng and _on_cpu(wanted):
             raise Unlowerable(node, "it draws from the CPU's generator")
         return _typed(self._lowered(found, node, args, kwargs), wanted)
+
+    def _apart(self, node: fx.Node, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """A composite operator that a pack takes apart, where autograd, which is to do it, was not on."""
+        made = rule_graph(op, node.args[len(node.args) - len(args) :], node.kwargs)
+        if made is None:
+            raise Unlowerable(node, "it has no lowering")
+        module, which = made
+        leaves = tree_flatten((args, kwargs))[0]
+        out = self.call(module, *[leaves[i] for i in which])
+        return out[0] if len(op._schema.returns) == 1 else out
 
     def _lowered(self, found: Family, node: fx.Node, args: Any, kwargs: Any) -> list[Any]:
         op, lowering = found.op, found.lowering
@@ -162,6 +174,35 @@ def serves(op: OpOverload) -> Family | None:
     found = cached[1]
     usable = found.lowering is not None and not found.lowering.host
     return found if usable and not found.writes and not found.hidden else None
+
+
+def rule_graph(op: OpOverload, args: Any, kwargs: Any) -> tuple[fx.GraphModule, list[int]] | None:
+    """The graph of a pack's rule that takes the place of torch's own parts of ``op``; None if there is none.
+
+    ``args`` and ``kwargs`` are those of a node. It takes the tensors among them, whose places it comes with.
+    """
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    rule = instead(op) if op._can_decompose() else None
+    if rule is None:
+        return None
+    whole = decomposing(op_name(op), rule, op.decompose)
+    leaves, tree = tree_flatten(fx.map_arg((args, kwargs), lambda n: n.meta.get("val")))
+    which = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def run(*tensors: torch.Tensor) -> Any:
+        full = list(leaves)
+        for i, tensor in zip(which, tensors, strict=True):
+            full[i] = tensor
+        args, kwargs = tree_unflatten(full, tree)
+        return whole(*args, **kwargs)
+
+    tensors = [leaves[i] for i in which]
+    made = make_fx(run)(*tensors)
+    if any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in made.graph.nodes):
+        made = make_fx(functionalize(made))(*tensors)
+    return made, which
 
 
 def _listed(value: Any) -> Any:
