@@ -382,7 +382,7 @@ def test_a_compiled_update_is_in_place():
 
     cache, row = torch.zeros(4, 8), torch.randn(8)
     device = cache.to("tpu")
-    with topology.collect() as found:
+    with torchtpu.mode("strict"), topology.collect() as found:  # a program of its own
         step(device, row.to("tpu"))
     assert [p.donate for p in found if len(p.avals) == 2] == [(0,)]
     cache[3] = row
