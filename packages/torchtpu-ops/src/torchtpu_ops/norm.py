@@ -9,21 +9,35 @@ import jax
 import jax.numpy as jnp
 
 from torchtpu_ops._pack import pack
+from torchtpu_ops._table import wide
 
 Array = jax.Array
 Maybe = Array | None
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
-
-
-def _row(x: Array, ndim: int) -> Array:
+def row(x: Array, ndim: int) -> Array:
     """A per-channel vector shaped for (N, C, ...)."""
     return x.reshape(1, -1, *[1] * (ndim - 2))
 
 
-def _affine(x: Array, weight: Maybe, bias: Maybe) -> Array:
+def channel_axes(x: Array) -> tuple[int, ...]:
+    """All dimensions but that of the channels."""
+    return (0, *range(2, x.ndim))
+
+
+def moments(x: Array) -> tuple[Array, Array]:
+    """The mean and the biased variance of each channel."""
+    mean = jnp.mean(x, axis=channel_axes(x))
+    return mean, jnp.mean((x - row(mean, x.ndim)) ** 2, axis=channel_axes(x))
+
+
+def running(old: Maybe, new: Array, momentum: Any) -> Maybe:
+    """The running statistic after a batch's; None where none is kept."""
+    return None if old is None else wide(old) * (1 - momentum) + new * momentum
+
+
+def affine(x: Array, weight: Maybe, bias: Maybe) -> Array:
+    """x · weight + bias, either of which may be missing."""
     x = x if weight is None else x * weight
     return x if bias is None else x + bias
 
@@ -40,25 +54,22 @@ def native_batch_norm(
     eps: Any,
 ) -> tuple[Maybe, ...]:
     """Output, batch mean, inverse deviation; then the new running statistics, which core writes back."""
-    x = _wide(input)
-    axes = (0, *range(2, x.ndim))
+    x = wide(input)
     if training:
-        mean = jnp.mean(x, axis=axes)
-        var = jnp.mean((x - _row(mean, x.ndim)) ** 2, axis=axes)
-        count = x.size // x.shape[1]
+        mean, var = moments(x)
         saved = (mean, 1 / jnp.sqrt(var + eps))
-        new_mean = None if running_mean is None else _wide(running_mean) * (1 - momentum) + mean * momentum
+        count = x.size // x.shape[1]
         unbiased = var * count / (count - 1)  # of one element: NaN, as in torch
-        new_var = None if running_var is None else _wide(running_var) * (1 - momentum) + unbiased * momentum
+        new_mean, new_var = running(running_mean, mean, momentum), running(running_var, unbiased, momentum)
     else:
         assert running_mean is not None and running_var is not None
-        mean, var = _wide(running_mean), _wide(running_var)
+        mean, var = wide(running_mean), wide(running_var)
         # never read; the CPU leaves them empty, but torch's meta kernel, whose shapes hold, does not
         saved = (jnp.zeros(0, x.dtype), jnp.zeros(0, x.dtype))
         new_mean, new_var = running_mean, running_var
-    out = (x - _row(mean, x.ndim)) / jnp.sqrt(_row(var, x.ndim) + eps)
-    scale, shift = (None if v is None else _row(v, x.ndim) for v in (weight, bias))
-    return _affine(out, scale, shift), *saved, new_mean, new_var
+    out = (x - row(mean, x.ndim)) / jnp.sqrt(row(var, x.ndim) + eps)
+    scale, shift = (None if v is None else row(v, x.ndim) for v in (weight, bias))
+    return affine(out, scale, shift), *saved, new_mean, new_var
 
 
 @pack.lowering("aten::_native_batch_norm_legit")
@@ -128,21 +139,21 @@ def native_batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
     """Gradients of input, weight and bias."""
-    x, g = _wide(input), _wide(grad_out)
-    axes = (0, *range(2, x.ndim))
+    x, g = wide(input), wide(grad_out)
+    axes = channel_axes(x)
     if train:
         assert save_mean is not None and save_invstd is not None
         mean, inverse = save_mean, save_invstd
     else:
         assert running_mean is not None and running_var is not None
-        mean, inverse = _wide(running_mean), 1 / jnp.sqrt(_wide(running_var) + eps)
-    centred = (x - _row(mean, x.ndim)) * _row(inverse, x.ndim)
+        mean, inverse = wide(running_mean), 1 / jnp.sqrt(wide(running_var) + eps)
+    centred = (x - row(mean, x.ndim)) * row(inverse, x.ndim)
     dbias, dweight = jnp.sum(g, axis=axes), jnp.sum(g * centred, axis=axes)
     dx = g
     if train:
         count = x.size // x.shape[1]
-        dx = g - (_row(dbias, x.ndim) + centred * _row(dweight, x.ndim)) / count
-    dx = dx * _row(inverse if weight is None else inverse * weight, x.ndim)
+        dx = g - (row(dbias, x.ndim) + centred * row(dweight, x.ndim)) / count
+    dx = dx * row(inverse if weight is None else inverse * weight, x.ndim)
     return (
         dx if output_mask[0] else None,
         dweight if output_mask[1] else None,
@@ -169,8 +180,8 @@ def native_layer_norm(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Output, mean and inverse deviation over the last dimensions."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
-    out, mean, rstd = _normalised(_wide(input), axes, eps)
-    return _affine(out, weight, bias), mean, rstd
+    out, mean, rstd = _normalised(wide(input), axes, eps)
+    return affine(out, weight, bias), mean, rstd
 
 
 @pack.lowering("aten::native_layer_norm_backward")
@@ -185,7 +196,7 @@ def native_layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
     """Gradients of input, weight and bias."""
-    x, g = _wide(input), _wide(grad_out)
+    x, g = wide(input), wide(grad_out)
     first = x.ndim - len(normalized_shape)
     axes, outer = tuple(range(first, x.ndim)), tuple(range(first))
     centred = (x - mean) * rstd
@@ -202,10 +213,10 @@ def native_group_norm(
     input: Array, weight: Maybe, bias: Maybe, N: int, C: int, HxW: int, group: int, eps: Any
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Output, mean and inverse deviation over groups of channels."""
-    x = _wide(input).reshape(N, group, C // group * HxW)
+    x = wide(input).reshape(N, group, C // group * HxW)
     out, mean, rstd = _normalised(x, (2,), eps)
-    scale, shift = (None if v is None else _row(v, input.ndim) for v in (weight, bias))
-    return _affine(out.reshape(input.shape), scale, shift), mean.reshape(N, group), rstd.reshape(N, group)
+    scale, shift = (None if v is None else row(v, input.ndim) for v in (weight, bias))
+    return affine(out.reshape(input.shape), scale, shift), mean.reshape(N, group), rstd.reshape(N, group)
 
 
 @pack.lowering("aten::native_group_norm_backward")
@@ -222,10 +233,10 @@ def native_group_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
     """Gradients of input, weight and bias."""
-    x, g = _wide(input).reshape(N, group, C // group * HxW), _wide(grad_out)
+    x, g = wide(input).reshape(N, group, C // group * HxW), wide(grad_out)
     scale = rstd.reshape(N, group, 1)
     centred = (x - mean.reshape(N, group, 1)) * scale
-    weighted = g if weight is None else g * _row(weight, g.ndim)
+    weighted = g if weight is None else g * row(weight, g.ndim)
     dx = _gradient(weighted.reshape(N, group, C // group * HxW), centred, scale, (2,)).reshape(input.shape)
     axes = (0, *range(2, g.ndim))
     return (
@@ -240,11 +251,11 @@ def rms_norm(
     input: Array, normalized_shape: Sequence[int], weight: Maybe, eps: Any
 ) -> tuple[Array, Array]:  # fmt: skip
     """Output and inverse root of the mean square over the last dimensions."""
-    x = _wide(input)
+    x = wide(input)
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     eps = jnp.finfo(x.dtype).eps if eps is None else eps
     rstd = 1 / jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True) + eps)
-    return _affine(x * rstd, weight, None), rstd
+    return affine(x * rstd, weight, None), rstd
 
 
 @pack.lowering("aten::_fused_rms_norm_backward")
@@ -257,7 +268,7 @@ def rms_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe]:
     """Gradients of input and weight."""
-    x, g = _wide(input), _wide(grad_out)
+    x, g = wide(input), wide(grad_out)
     first = x.ndim - len(normalized_shape)
     axes, outer = tuple(range(first, x.ndim)), tuple(range(first))
     scaled = x * rstd
@@ -275,6 +286,6 @@ def weight_norm_backward(
 ) -> tuple[Array, Array]:
     """Gradients of the direction v and the magnitude g of w = g v / |v|, the norm over all but ``dim``."""
     axes = tuple(i for i in range(saved_v.ndim) if i != dim % saved_v.ndim)
-    grad, v, g, norms = map(_wide, (grad_w, saved_v, saved_g, saved_norms))
+    grad, v, g, norms = map(wide, (grad_w, saved_v, saved_g, saved_norms))
     along = jnp.sum(grad * v, axis=axes, keepdims=True) / norms
     return g / norms * (grad - v * along / norms), along.reshape(g.shape)

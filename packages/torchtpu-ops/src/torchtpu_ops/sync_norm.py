@@ -10,31 +10,16 @@ import jax.numpy as jnp
 
 from torchtpu_ops._pack import pack
 from torchtpu_ops._table import wide
-from torchtpu_ops.norm import _affine, _row
+from torchtpu_ops.norm import affine, channel_axes, moments, row, running
 
 Array = jax.Array
 Maybe = Array | None
 
 
-def _axes(x: Array) -> tuple[int, ...]:
-    """All dimensions but that of the channels."""
-    return (0, *range(2, x.ndim))
-
-
-def _moments(x: Array) -> tuple[Array, Array]:
-    """The mean and the biased variance of each channel."""
-    mean = jnp.mean(x, axis=_axes(x))
-    return mean, jnp.mean((x - _row(mean, x.ndim)) ** 2, axis=_axes(x))
-
-
-def _running(old: Maybe, new: Array, momentum: float) -> Maybe:
-    return None if old is None else wide(old) * (1 - momentum) + new * momentum
-
-
 @pack.lowering("aten::batch_norm_stats")
 def batch_norm_stats(input: Array, eps: float) -> tuple[Array, Array]:
     """Each channel's mean and inverse deviation on this rank."""
-    mean, variance = _moments(wide(input))
+    mean, variance = moments(wide(input))
     return mean, 1 / jnp.sqrt(variance + eps)
 
 
@@ -44,11 +29,11 @@ def batch_norm_update_stats(
 ) -> tuple[Maybe, ...]:
     """Each channel's mean and biased variance; then the new running statistics, which core writes back."""
     x = wide(input)
-    mean, variance = _moments(x)
+    mean, variance = moments(x)
     count = x.size // x.shape[1]
     unbiased = variance * count / (count - 1)
     return (
-        mean, variance, _running(running_mean, mean, momentum), _running(running_var, unbiased, momentum),
+        mean, variance, running(running_mean, mean, momentum), running(running_var, unbiased, momentum),
     )  # fmt: skip
 
 
@@ -70,7 +55,7 @@ def batch_norm_gather_stats_with_counts(
     unbiased = variance * total / (total - 1)
     return (
         joint, 1 / jnp.sqrt(variance + eps),
-        _running(running_mean, joint, momentum), _running(running_var, unbiased, momentum),
+        running(running_mean, joint, momentum), running(running_var, unbiased, momentum),
     )  # fmt: skip
 
 
@@ -80,9 +65,9 @@ def batch_norm_elemt(
 ) -> Array:
     """The input normalised with given statistics."""
     x = wide(input)
-    scale, shift = (None if v is None else _row(v, x.ndim) for v in (weight, bias))
-    normal = (x - _row(mean, x.ndim)) * _row(invstd, x.ndim)
-    return _affine(normal, scale, shift).astype(input.dtype)
+    scale, shift = (None if v is None else row(v, x.ndim) for v in (weight, bias))
+    normal = (x - row(mean, x.ndim)) * row(invstd, x.ndim)
+    return affine(normal, scale, shift).astype(input.dtype)
 
 
 @pack.lowering("aten::batch_norm_backward_reduce")
@@ -92,8 +77,8 @@ def batch_norm_backward_reduce(
 ) -> tuple[Maybe, ...]:  # fmt: skip
     """This rank's sums of the gradient and of gradient times deviation; the gradients of weight and bias."""
     grad, x = wide(grad_out), wide(input)
-    total = jnp.sum(grad, axis=_axes(x))
-    moved = jnp.sum(grad * (x - _row(mean, x.ndim)), axis=_axes(x))
+    total = jnp.sum(grad, axis=channel_axes(x))
+    moved = jnp.sum(grad * (x - row(mean, x.ndim)), axis=channel_axes(x))
     dtype = grad.dtype if weight is None else weight.dtype
     scaled = (moved * invstd).astype(dtype) if weight_g else None
     return total, moved, scaled, total.astype(dtype) if bias_g else None
@@ -111,6 +96,6 @@ def batch_norm_backward_elemt(
     grad, x = wide(grad_out), wide(input)
     total = jnp.sum(count).astype(x.dtype)
     factor = invstd if weight is None else invstd * wide(weight)
-    first, second = _row(sum_dy / total, x.ndim), _row(invstd**2 * sum_dy_xmu / total, x.ndim)
-    out = (grad - first - (x - _row(mean, x.ndim)) * second) * _row(factor, x.ndim)
+    first, second = row(sum_dy / total, x.ndim), row(invstd**2 * sum_dy_xmu / total, x.ndim)
+    out = (grad - first - (x - row(mean, x.ndim)) * second) * row(factor, x.ndim)
     return out.astype(input.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -337,18 +337,25 @@ def _writes(
 
 
 def _launch(variant: Variant, given: Inputs) -> list[Any]:
-    """Hand the program to the mode, store what it overwrites; the results' buffers."""
+    """Hand the program to the mode; the results' buffers."""
     mode = "strict" if variant.options and config.special[0] else executor.active()
     run: Any = variant.run if isinstance(variant, Resized) else partial(executor.runs[mode], variant)
-    if variant.rng:
+    return launch(run, given, variant.writes, variant.draws if variant.rng else None)
+
+
+def launch(
+    run: Callable[..., list[Any]], given: Inputs, writes: Sequence[int], draws: int | None
+) -> list[Any]:
+    """Run with the random state, if the program draws, and store what it overwrites; the results' buffers."""
+    if draws is not None:
         stream = random.default_stream
         with stream.lock:
             state = stream.take()
-            stream.offset += variant.draws - 1
+            stream.offset += draws - 1
             buffers = run(given.stores, given.numbers, state)
             stream.state = buffers.pop()
     else:
         buffers = run(given.stores, given.numbers, None)
-    for place, buffer in zip(variant.writes, buffers, strict=False):
+    for place, buffer in zip(writes, buffers, strict=False):
         given.stores[place].buffer, given.stores[place].shared = buffer, False
-    return buffers[len(variant.writes) :]
+    return buffers[len(writes) :]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchtpu.compile.segment import Inputs
+from torchtpu.compile.segment import Inputs, launch
 from torchtpu.dispatch import executor
 from torchtpu.dispatch.build import Entry, Result
 from torchtpu.export import container
@@ -18,7 +19,7 @@ from torchtpu.export.arguments import Binder
 from torchtpu.export.container import ExportError, Info
 from torchtpu.runtime import client
 from torchtpu.runtime import program as programs
-from torchtpu.tensors import random, views
+from torchtpu.tensors import views
 from torchtpu.tensors.layout import Layout, buffer_layout
 from torchtpu.tensors.storage import new_tensor
 
@@ -94,7 +95,7 @@ class Loaded(nn.Module):
             if len(self._entries) >= KEPT:
                 del self._entries[next(iter(self._entries))]
             entry = self._entries[key] = self._build(values, inputs)
-        buffers = _launch(entry, inputs, self.info.draws)
+        buffers = launch(partial(executor.run(), entry), inputs, entry.writes, self.info.draws or None)
         for host, copy in inputs.moved:
             host.copy_(copy)
         return self._results(entry, buffers)
@@ -180,20 +181,3 @@ def _renamed(text: str, info: Info) -> str:
     """JAX's words about sizes, with the arguments' names in the place of their numbers."""
     names = [state.names[0] for state in info.state] + [i.name for i in info.inputs if i.dtype is not None]
     return re.sub(r"args\[(\d+)\]", lambda found: names[int(found[1])], text.partition(". Using")[0])
-
-
-def _launch(entry: Entry, inputs: Inputs, draws: int) -> list[Any]:
-    """Hand the program to the mode, store what it overwrites; the results' buffers."""
-    run = executor.run()
-    if draws:
-        stream = random.default_stream
-        with stream.lock:
-            state = stream.take()
-            stream.offset += draws - 1
-            buffers = run(entry, inputs.stores, (), state)
-            stream.state = buffers.pop()
-    else:
-        buffers = run(entry, inputs.stores, (), None)
-    for place, buffer in zip(entry.writes, buffers, strict=False):
-        inputs.stores[place].buffer, inputs.stores[place].shared = buffer, False
-    return buffers[len(entry.writes) :]
